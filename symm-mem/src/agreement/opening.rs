@@ -9,7 +9,7 @@ use super::{
     plan::{Agreed, Answer, Decision, Plan},
     record::Record,
 };
-use crate::sharing::{self, OpeningFailure};
+use crate::sharing;
 
 /// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments of every other member.
 /// Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be sorted by rank.
@@ -68,15 +68,8 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
     let reports: Vec<_> = reports.iter().map(|(rank, report)| (*rank, outcome(report))).collect();
     let peers = match sharing::judge(&reports) {
         None => PeerMappings::Opened {},
-        Some(OpeningFailure::Failed { rank, cause }) => {
-            PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
-        }
-        Some(OpeningFailure::Lost { missing, noticed }) => {
-            let (rank, what) = match (missing.first(), noticed.first()) {
-                (Some(missing), _) => (*missing, "it did not answer"),
-                (None, noticed) => (noticed.copied().unwrap_or_default(), "it got no answer"),
-            };
-            let cause = format!("{what} while the members opened each other's memory");
+        Some(failure) => {
+            let (rank, cause) = failure.cause();
             PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
         }
     };

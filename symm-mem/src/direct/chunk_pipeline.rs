@@ -1,9 +1,9 @@
 //! Enqueues the chunks of one lane (one direction between this rank and a peer) for one call.
 
-use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
+use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;
 
-use super::lane::Chunk;
+use super::{flag_page::wait_and_reset, lane::Chunk};
 
 /// Streams, slots and [flag words](super::flag_page) of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
@@ -51,26 +51,18 @@ impl ChunkPipeline<'_> {
         chunk: Chunk,
     ) -> cuda_driver::Result<()> {
         let stream = self.stream(stream);
-        let told = tell.map(|chunk| (self.words)(chunk.slot).1);
-        let (wait, _) = (self.words)(chunk.slot);
+        let tell = tell.map(|chunk| MemoryOp::Write32 { at: (self.words)(chunk.slot).1, value: 1 });
+        let (awaited, _) = (self.words)(chunk.slot);
+        let ops: Vec<_> = tell.into_iter().chain(wait_and_reset(awaited)).collect();
         let slot = self.ring + chunk.slot * self.slot_bytes;
         let (to, from) = match self.way {
             Way::Send => (slot, chunk.at),
             Way::Receive => (chunk.at, slot),
         };
-        let condition = WaitCondition::GreaterOrEqual;
-        let wait_and_reset =
-            [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
         // SAFETY: the caller's contract. The stream may reset the word after its wait: the peer sets the word again
         // only after this rank has signalled this chunk, and until then no other stream waits for the word.
         unsafe {
-            match told {
-                Some(at) => {
-                    let told = MemoryOp::Write32 { at, value: 1 };
-                    stream.batch(&[told, wait_and_reset[0], wait_and_reset[1]])?;
-                }
-                None => stream.batch(&wait_and_reset)?,
-            }
+            stream.batch(&ops)?;
             stream.copy(to, from, chunk.bytes)
         }
     }

@@ -17,15 +17,6 @@ use std::{
 
 use process_group::group::path::Way;
 
-/// The result of a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Claim {
-    /// This end comes first.
-    First,
-    /// The other end came first.
-    Second,
-}
-
 /// States of a claim. The lower two bits of the shared word contain a state, and the upper bits the number of the
 /// message plus one. The number is needed because later messages reuse the word. It is increased by one because the
 /// word is 0 before its first use.
@@ -38,9 +29,9 @@ fn word(number: u64, state: u64) -> u64 {
     (number + 1) << 2 | state
 }
 
-/// Claims message `number` for the end given by `way`. Returns whether this end comes first. Each end calls this once
-/// for each message.
-pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
+/// Claims message `number` for the end given by `way`. Returns true if this end comes first, and false if the other end
+/// came first. Each end calls this once for each message.
+pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> bool {
     let own = match way {
         Way::Send => SENDER_FIRST,
         Way::Receive => RECEIVER_FIRST,
@@ -48,7 +39,7 @@ pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
     let claimed = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         (found >> 2 != number + 1).then_some(word(number, own))
     });
-    if claimed.is_ok() { Claim::First } else { Claim::Second }
+    claimed.is_ok()
 }
 
 /// Spins until an end has claimed message `number` or `is_over` returns true, but for at most `limit`.
@@ -101,10 +92,10 @@ mod tests {
             let number = laps * 1024;
             let shared = AtomicU64::new(if laps == 0 { 0 } else { word(number - 1024, before) });
             let ways = if sender_first { [Way::Send, Way::Receive] } else { [Way::Receive, Way::Send] };
-            prop_assert_eq!(claim(&shared, number, ways[0]), Claim::First);
+            prop_assert!(claim(&shared, number, ways[0]));
             let withdrawn = withdraws && withdraw(&shared, number);
             prop_assert_eq!(withdrawn, withdraws && !sender_first);
-            prop_assert_eq!(claim(&shared, number, ways[1]), Claim::Second);
+            prop_assert!(!claim(&shared, number, ways[1]));
             prop_assert_eq!(take(&shared, number), !withdrawn);
             prop_assert_eq!(withdraw(&shared, number), withdrawn, "a decision stays");
         }
@@ -114,7 +105,7 @@ mod tests {
     fn an_offer_is_taken_or_withdrawn() {
         for number in 0..2000 {
             let shared = AtomicU64::new(0);
-            assert_eq!(claim(&shared, number, Way::Receive), Claim::First);
+            assert!(claim(&shared, number, Way::Receive));
             let begin = Barrier::new(2);
             let [taken, withdrawn] = thread::scope(|scope| {
                 let taken = scope.spawn(|| {
@@ -138,11 +129,11 @@ mod tests {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     begin.wait();
-                    assert_eq!(claim(&shared, number, Way::Receive), Claim::First);
+                    assert!(claim(&shared, number, Way::Receive));
                 });
                 begin.wait();
                 await_claim(&shared, number, LONG, || false);
-                assert_eq!(claim(&shared, number, Way::Send), Claim::Second);
+                assert!(!claim(&shared, number, Way::Send));
             });
         }
     }
@@ -152,7 +143,7 @@ mod tests {
         for (limit, ends) in [(Duration::from_millis(1), false), (Duration::MAX, true)] {
             let shared = AtomicU64::new(word(3, TAKEN));
             await_claim(&shared, 1027, limit, || ends);
-            assert_eq!(claim(&shared, 1027, Way::Send), Claim::First);
+            assert!(claim(&shared, 1027, Way::Send));
         }
     }
 
@@ -168,11 +159,11 @@ mod tests {
             for (number, shared) in shared.iter().enumerate() {
                 begin.wait();
                 entries[at][number].store(number as u64 + 1, Ordering::Relaxed);
-                let claim = claim(shared, number as u64, [Way::Send, Way::Receive][at]);
-                if claim == Claim::Second {
+                let is_first = claim(shared, number as u64, [Way::Send, Way::Receive][at]);
+                if !is_first {
                     assert_eq!(entries[1 - at][number].load(Ordering::Relaxed), number as u64 + 1);
                 }
-                firsts.push(claim == Claim::First);
+                firsts.push(is_first);
             }
             firsts
         };

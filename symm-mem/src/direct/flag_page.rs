@@ -19,17 +19,15 @@
 //! The page begins with a flag. After an abort, this rank *gives up*: it sets the flag, and then ends the waits of its
 //! streams. Data that the rank sends or receives afterwards is invalid.
 
-use std::{
-    io,
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use cuda_driver::{
-    Context, DevicePtr,
-    memory::{RegisterFlags, RegisteredMemory},
-};
-use process_group::{group::path::Way, link::SharedMemory};
+use cuda_driver::{Context, DevicePtr, MemoryOp, WaitCondition};
+use process_group::group::path::Way;
+
+use crate::sharing::HostMemory;
 
 /// Alignment of the words, in bytes. Each word has a cache line of its own.
 const LINE: usize = 64;
@@ -60,13 +58,17 @@ pub(super) struct Layout {
     pub(super) slots: usize,
 }
 
-/// Selects one of the two words of a slot, for which streams wait.
+/// Selects a word of a peer's section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A chunk is in the slot of this rank's ring.
-    Full,
-    /// The slot in the peer's ring is free.
-    Empty,
+    /// A chunk is in this slot of this rank's ring.
+    Full(usize),
+    /// This slot in the peer's ring is free.
+    Empty(usize),
+    /// A word of zero-copy messages.
+    Signal(Signal),
+    /// The word that [`FlagPage::passed`] reads.
+    Passed(Way),
 }
 
 /// A step of a zero-copy message that the other end waits for.
@@ -103,28 +105,21 @@ impl Layout {
         LINE + self.world * self.section()
     }
 
-    /// Offset of a slot's word in this rank's section for `peer`.
-    pub(super) fn word(self, peer: usize, word: Word, slot: usize) -> usize {
-        debug_assert!(peer < self.world && slot < self.slots, "peer {peer}, slot {slot} of {self:?}");
-        let of_kind = match word {
-            Word::Full => 0,
-            Word::Empty => self.slots,
+    /// Offset of a word in this rank's section for `peer`.
+    fn word(self, peer: usize, word: Word) -> usize {
+        let slots = 2 * self.slots;
+        let number = match word {
+            Word::Full(slot) => slot,
+            Word::Empty(slot) => self.slots + slot,
+            Word::Signal(Signal { way, phase, captured }) => {
+                let bits = [way == Way::Receive, phase == Phase::Done, captured];
+                slots + bits.into_iter().fold(0, |number, bit| 2 * number + usize::from(bit))
+            }
+            Word::Passed(way) => slots + SIGNALS + usize::from(way == Way::Receive),
         };
-        LINE + peer * self.section() + (of_kind + slot) * LINE
-    }
-
-    /// Offset of a word of zero-copy messages with `peer`.
-    fn signal(self, peer: usize, signal: Signal) -> usize {
-        debug_assert!(peer < self.world, "peer {peer} of {self:?}");
-        let Signal { way, phase, captured } = signal;
-        let bits = [way == Way::Receive, phase == Phase::Done, captured];
-        let number = bits.into_iter().fold(0, |number, bit| 2 * number + usize::from(bit));
-        LINE + peer * self.section() + (2 * self.slots + number) * LINE
-    }
-
-    /// Offset of the word that [`FlagPage::passed`] reads.
-    fn passed(self, peer: usize, way: Way) -> usize {
-        LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
+        let is_slot = !matches!(word, Word::Full(slot) | Word::Empty(slot) if slot >= self.slots);
+        debug_assert!(peer < self.world && is_slot, "peer {peer}, {word:?} of {self:?}");
+        LINE + peer * self.section() + number * LINE
     }
 
     /// Offset of the log of messages with `peer` in direction `way`. The log begins with the count of its entries.
@@ -144,61 +139,37 @@ impl Layout {
 }
 
 /// A rank's flag page, mapped into this process.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct FlagPage {
     layout: Layout,
-    device: DevicePtr,
-    /// Declared before `memory`, because it must be dropped first.
-    _registration: RegisteredMemory<'static>,
-    memory: SharedMemory,
+    memory: Arc<HostMemory>,
 }
 
 impl FlagPage {
-    /// Creates a flag page whose words say that all slots are empty. Returns the file descriptor by which other
-    /// processes open the page, and the page.
-    pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), FlagPageError> {
-        let (descriptor, memory) = SharedMemory::create(layout.bytes())?;
-        let page = Self::register(context, layout, memory)?;
+    /// Creates a flag page whose words say that all slots are empty.
+    pub(super) fn create(context: &Context, layout: Layout) -> Result<Self, String> {
+        let page = Self::new(layout, Arc::new(HostMemory::create(context, layout.bytes())?));
         for peer in 0..layout.world {
             for slot in 0..layout.slots {
-                page.word(peer, Word::Empty, slot).store(1, Ordering::Relaxed);
+                page.word(peer, Word::Empty(slot)).store(1, Ordering::Relaxed);
             }
         }
-        Ok((descriptor, page))
+        Ok(page)
     }
 
-    /// Opens the flag page of another process.
-    pub(super) fn open(
-        context: &Context,
-        layout: Layout,
-        memory: BorrowedFd<'_>,
-    ) -> Result<Self, FlagPageError> {
-        let memory = SharedMemory::open(memory, layout.bytes()).map_err(FlagPageError::Foreign)?;
-        Self::register(context, layout, memory)
+    /// The flag page in `memory`.
+    pub(super) fn new(layout: Layout, memory: Arc<HostMemory>) -> Self {
+        Self { layout, memory }
     }
 
-    fn register(context: &Context, layout: Layout, memory: SharedMemory) -> Result<Self, FlagPageError> {
-        let flags = RegisterFlags::PORTABLE | RegisterFlags::DEVICE_MAPPED;
-        // SAFETY: `memory` stays mapped until it is dropped, which is after the drop of the registration. No other code
-        // unmaps it. Its bytes are initialized, by zeros or by another process.
-        let registration =
-            unsafe { RegisteredMemory::from_raw(context, memory.start(), memory.bytes(), flags) }?;
-        Ok(Self { layout, device: registration.device_ptr()?, _registration: registration, memory })
+    /// The memory of the page.
+    pub(super) fn memory(&self) -> &Arc<HostMemory> {
+        &self.memory
     }
 
     /// Device address of a word.
-    pub(super) fn at(&self, peer: usize, word: Word, slot: usize) -> DevicePtr {
-        self.device + self.layout.word(peer, word, slot)
-    }
-
-    /// Device address of a word of zero-copy messages.
-    pub(super) fn signal_at(&self, peer: usize, signal: Signal) -> DevicePtr {
-        self.device + self.layout.signal(peer, signal)
-    }
-
-    /// Device address of the word that [`passed`](Self::passed) reads.
-    pub(super) fn passed_at(&self, peer: usize, way: Way) -> DevicePtr {
-        self.device + self.layout.passed(peer, way)
+    pub(super) fn at(&self, peer: usize, word: Word) -> DevicePtr {
+        self.memory.ptr() + self.layout.word(peer, word)
     }
 
     /// Returns how far this rank's streams are in the messages with `peer` in direction `way`. A stream has *passed* a
@@ -206,17 +177,17 @@ impl FlagPage {
     /// returns the lower 32 bits of `n + 1`. Returns 0 if no message has been passed. Considers only eager messages
     /// that the sender copies into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
-        self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
+        self.word(peer, Word::Passed(way)).load(Ordering::Acquire)
     }
 
-    fn word(&self, peer: usize, word: Word, slot: usize) -> &AtomicU32 {
-        self.word_at(self.layout.word(peer, word, slot))
+    fn word(&self, peer: usize, word: Word) -> &AtomicU32 {
+        self.word_at(self.layout.word(peer, word))
     }
 
     /// The `count` words from byte offset `at` on. Panics if they are not aligned, or not inside the page.
     fn words_at<T: Words>(&self, at: usize, count: usize) -> &[T] {
         assert!(
-            at + count * size_of::<T>() <= self.layout.bytes() && at.is_multiple_of(align_of::<T>()),
+            at + count * size_of::<T>() <= self.memory.bytes() && at.is_multiple_of(align_of::<T>()),
             "{count} words at {at}, outside of a page of {:?}",
             self.layout
         );
@@ -248,10 +219,10 @@ impl FlagPage {
         let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;
         for peer in 0..self.layout.world {
             for slot in 0..self.layout.slots {
-                [Word::Full, Word::Empty].into_iter().for_each(|word| set(self.word(peer, word, slot)));
+                [Word::Full(slot), Word::Empty(slot)].into_iter().for_each(|word| set(self.word(peer, word)));
             }
             for signal in Signal::all().filter(|signal| !held(peer, *signal)) {
-                set(self.word_at(self.layout.signal(peer, signal)));
+                set(self.word(peer, Word::Signal(signal)));
             }
         }
         moved
@@ -267,6 +238,12 @@ impl FlagPage {
     pub(super) fn claim(&self, peer: usize, number: u64) -> &AtomicU64 {
         &self.words_at(self.layout.claims(peer), LOG as usize)[(number % LOG) as usize]
     }
+}
+
+/// The operations of a stream that wait until the word at `at` is set, and reset it.
+pub(super) fn wait_and_reset(at: DevicePtr) -> [MemoryOp; 2] {
+    let condition = WaitCondition::GreaterOrEqual;
+    [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
 }
 
 impl Signal {
@@ -326,17 +303,6 @@ impl Log<'_> {
     }
 }
 
-/// The reason why a flag page could not be created or opened.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FlagPageError {
-    #[error("shared host memory: {0}")]
-    System(#[from] io::Error),
-    #[error("{0}")]
-    Foreign(String),
-    #[error(transparent)]
-    Driver(#[from] cuda_driver::Error),
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -357,13 +323,13 @@ mod tests {
         take(GAVE_UP, LINE);
         for peer in 0..layout.world {
             for slot in 0..layout.slots {
-                for word in [Word::Full, Word::Empty] {
-                    take(layout.word(peer, word, slot), LINE);
+                for word in [Word::Full(slot), Word::Empty(slot)] {
+                    take(layout.word(peer, word), LINE);
                 }
             }
-            Signal::all().for_each(|signal| take(layout.signal(peer, signal), LINE));
+            Signal::all().for_each(|signal| take(layout.word(peer, Word::Signal(signal)), LINE));
             for way in [Way::Send, Way::Receive] {
-                take(layout.passed(peer, way), LINE);
+                take(layout.word(peer, Word::Passed(way)), LINE);
                 take(layout.log(peer, way), Layout::LOG_BYTES);
             }
             take(layout.claims(peer), Layout::CLAIM_BYTES);

@@ -7,9 +7,9 @@ use cuda_driver::{
     Context, DevicePtr, Event, EventFlags, Stream, StreamFlags,
     graph::{CaptureStatus, RelaxedCapture},
 };
-use process_group::group::path::{MessageDifference, Way};
+use process_group::group::path::Way;
 
-use super::{half::Half, pushes::Pushes, rounds::STREAMS};
+use super::{pushes::Pushes, rounds::STREAMS};
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Lane {
 pub(super) struct State {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
-    next: [usize; 2],
+    pub(super) next: [usize; 2],
     /// The lane's [first stream](Lane::streams) in the last eager call. [`Lane::follow`] compares the first stream of
     /// the next call with it by handle. Keeping it alive prevents the driver from giving its handle to another stream.
     last: Option<Stream>,
@@ -70,37 +70,22 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Appends the chunks of a message of `bytes` bytes at `at` to `chunks`. `next` is [`State::next`]. If `captured`
-    /// is true, the chunks take the slots for graphs, and `next[1]` advances. Otherwise they take the slots for eager
-    /// chunks, and `next[0]` advances.
-    fn cut(
+    /// Cuts a message of `bytes` bytes at `at` into chunks. `next` is [`State::next`]. If `captured` is true, the
+    /// chunks take the slots for graphs, and `next[1]` advances. Otherwise they take the slots for eager chunks, and
+    /// `next[0]` advances.
+    pub(super) fn cut(
         self,
         at: DevicePtr,
         bytes: usize,
         captured: bool,
         next: &mut [usize; 2],
-        chunks: &mut Vec<Chunk>,
-    ) {
+    ) -> impl Iterator<Item = Chunk> {
         let kind = usize::from(captured);
-        for offset in (0..bytes).step_by(self.slot_bytes) {
+        (0..bytes).step_by(self.slot_bytes).map(move |offset| {
             let slot = next[kind] + if captured { self.slots[0] } else { 0 };
             next[kind] = (next[kind] + 1) % self.slots[kind];
-            chunks.push(Chunk { at: at + offset, bytes: (bytes - offset).min(self.slot_bytes), slot });
-        }
-    }
-}
-
-impl State {
-    /// Appends the chunks of the lane's next message to `chunks`. The message has `bytes` bytes at `at`.
-    pub(super) fn cut(
-        &mut self,
-        ring: Ring,
-        at: DevicePtr,
-        bytes: usize,
-        captured: bool,
-        chunks: &mut Vec<Chunk>,
-    ) {
-        ring.cut(at, bytes, captured, &mut self.next, chunks);
+            Chunk { at: at + offset, bytes: (bytes - offset).min(self.slot_bytes), slot }
+        })
     }
 }
 
@@ -111,15 +96,6 @@ impl Lane {
         let (streams, unmarked, pushes) = Default::default();
         let (end, second_end, state) = (event()?, event()?, Mutex::new(state));
         Ok(Self { way, peer, streams, end, second_end, unmarked, pushes, state })
-    }
-
-    /// Index among all lanes of a rank.
-    pub(super) fn number(&self) -> usize {
-        Self::number_of(self.way, self.peer)
-    }
-
-    pub(super) fn number_of(way: Way, peer: usize) -> usize {
-        2 * peer + usize::from(way == Way::Receive)
     }
 
     /// Returns the lane's own stream `number`, or `None` while that stream is in a capture other than `capture`.
@@ -213,24 +189,6 @@ impl Lane {
     }
 }
 
-/// Compares this rank's description of message `number` with the peer's. Returns an error if they differ.
-pub(super) fn compare(
-    (rank, peer): (usize, usize),
-    way: Way,
-    number: u64,
-    (half, theirs): (Half, Half),
-) -> Result<(), MessageDifference> {
-    if theirs == half {
-        return Ok(());
-    }
-    let (from, to, sent, received) = match way {
-        Way::Send => (rank, peer, half, theirs),
-        Way::Receive => (peer, rank, theirs, half),
-    };
-    let (sent, received) = (sent.to_string(), received.to_string());
-    Err(MessageDifference { from, to, number: number + 1, sent, received })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -249,9 +207,8 @@ mod tests {
             let (mut next, mut other) = ([0, 0], [0, 0]);
             let mut turn = [0, 0];
             for (bytes, captured) in messages {
-                let (mut chunks, mut others) = (Vec::new(), Vec::new());
-                ring.cut(DevicePtr(1000), bytes, captured, &mut next, &mut chunks);
-                ring.cut(DevicePtr(5000), bytes, captured, &mut other, &mut others);
+                let chunks: Vec<_> = ring.cut(DevicePtr(1000), bytes, captured, &mut next).collect();
+                let others: Vec<_> = ring.cut(DevicePtr(5000), bytes, captured, &mut other).collect();
                 let mut at = 1000;
                 for (chunk, theirs) in chunks.iter().zip(&others) {
                     prop_assert_eq!((chunk.at, theirs.at), (DevicePtr(at), DevicePtr(at + 4000)));

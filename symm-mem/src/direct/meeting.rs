@@ -1,12 +1,8 @@
 //! Installation of a path: the ranks open each other's [flag pages](super::flag_page), and agree on the outcome.
 
-use std::{
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-};
-
 use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Report, ValuesByRank};
-use process_group::{ProcessGroup, error_text, link::Tag, store::Deadline};
+use cuda_driver::Context;
+use process_group::{error_text, store::Deadline};
 
 use super::{
     DirectOptions,
@@ -17,15 +13,11 @@ use crate::{
         PROTOCOL,
         wire::{self, wire_enum, wire_struct},
     },
-    domain::{rank_of, ranks_of},
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    group_object::GroupObject,
-    sharing::{Export, Fetched, Handle, LocalRegistry, Offer, Party, Share, Site},
+    rendezvous::GroupInfo,
+    sharing::{self, Export, Imported, Offer, Outcome, Party, Shareable, Site},
 };
-
-/// Flag pages that other ranks of this process can open.
-static FLAG_PAGES: LocalRegistry<OwnPage> = LocalRegistry::new();
 
 /// The agreement whose result is that every member has opened all flag pages, or that no member gets a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,38 +35,23 @@ wire_struct!(PathRecord { options, page });
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PageOffer {
     Offered {
-        address: PageAddress,
+        site: Site,
+        export: Export,
     },
     /// The rank could not create its flag page.
     Missing {
         problem: String,
     },
 }
-wire_enum!(PageOffer { 0 => Offered { address }, 1 => Missing { problem } });
-
-/// The data by which the other ranks open a rank's flag page.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct PageAddress {
-    site: Site,
-    export: Export,
-}
-wire_struct!(PageAddress { site, export });
-
-/// A rank's outcome: whether it has opened all flag pages and made its path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Opened {
-    Done {},
-    Failed { problem: String },
-}
-wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
+wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } });
 
 /// The reason why no member has a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// The first member that failed, in the order of ranks. If none failed, the first one that did not post its outcome
-    /// in time.
+    /// The rank and the problem of [`OpeningFailure::cause`](sharing::OpeningFailure::cause), or of the first member
+    /// without a flag page.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -83,8 +60,8 @@ impl Protocol for FlagPageProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
 
     type Record = PathRecord;
-    type Plan = Vec<PageAddress>;
-    type Outcome = Opened;
+    type Plan = Vec<(Site, Export)>;
+    type Outcome = Outcome;
     type Agreed = ();
     type Refusal = Refusal;
 
@@ -93,111 +70,65 @@ impl Protocol for FlagPageProtocol {
         if !options.is_unanimous() {
             return Decision::Refused { refusal: Refusal::Options { options } };
         }
-        let address = |(rank, record): &(u32, PathRecord)| match &record.page {
-            PageOffer::Offered { address } => Ok(address.clone()),
+        let page = |(rank, record): &(u32, PathRecord)| match &record.page {
+            PageOffer::Offered { site, export } => Ok((site.clone(), export.clone())),
             PageOffer::Missing { problem } => Err(Refusal::Failed { rank: *rank, problem: problem.clone() }),
         };
-        match records.iter().map(address).collect() {
+        match records.iter().map(page).collect() {
             Ok(plan) => Decision::Act { plan },
             Err(refusal) => Decision::Refused { refusal },
         }
     }
 
-    fn is_final(opened: &Opened) -> bool {
-        matches!(opened, Opened::Failed { .. })
+    fn is_final(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Failed { .. })
     }
 
-    fn judge(_: &Vec<PageAddress>, reports: &[(u32, Report<Opened>)]) -> Decision<Self> {
-        let failed = reports.iter().find_map(|(rank, report)| match report {
-            Report::Outcome(Opened::Failed { problem }) => Some((*rank, problem.clone())),
-            _ => None,
-        });
-        let late = || {
-            let (rank, _) = reports.iter().find(|(_, report)| *report == Report::Late)?;
-            Some((*rank, "it did not open the flag pages of the others in time".to_owned()))
-        };
-        match failed.or_else(late) {
-            Some((rank, problem)) => Decision::Refused { refusal: Refusal::Failed { rank, problem } },
+    fn judge(_: &Vec<(Site, Export)>, reports: &[(u32, Report<Outcome>)]) -> Decision<Self> {
+        match sharing::judge(reports) {
+            Some(failure) => {
+                let (rank, problem) = failure.cause();
+                Decision::Refused { refusal: Refusal::Failed { rank, problem } }
+            }
             None => Decision::Agreed { agreed: () },
         }
     }
 }
 
-/// A flag page, and the descriptor of its memory.
-#[derive(Clone)]
-struct OwnPage {
-    page: Arc<FlagPage>,
-    descriptor: Arc<OwnedFd>,
+/// Creates this rank's flag page, and offers it to the other ranks until the [`Offer`] is dropped.
+fn offered(context: &Context, layout: Layout) -> Result<(FlagPage, Offer, PageOffer), String> {
+    let page = FlagPage::create(context, layout).map_err(|error| format!("its flag page: {error}"))?;
+    let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
+    let export = offer.export(Shareable::Host(page.memory().clone()), layout.bytes())?;
+    let site = Site { endpoint: offer.endpoint(), ..Site::of_process() };
+    Ok((page, offer, PageOffer::Offered { site, export }))
 }
 
-impl Share for OwnPage {
-    const TAG: Tag = Tag(*b"page");
-
-    fn registry() -> &'static LocalRegistry<Self> {
-        &FLAG_PAGES
-    }
-
-    fn handle(&self) -> Result<Handle, String> {
-        Ok(Handle::DESCRIPTOR)
-    }
-
-    fn descriptor(&self) -> Result<OwnedFd, String> {
-        self.descriptor.try_clone().map_err(|error| error.to_string())
-    }
-}
-
-/// This rank's flag page, as offered to the other ranks.
-struct Own {
-    page: Arc<FlagPage>,
-    offer: Offer<OwnPage>,
-    address: PageAddress,
-}
-
-impl Own {
-    fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
-        let (descriptor, page) =
-            FlagPage::create(group.context(), layout).map_err(|error| format!("its flag page: {error}"))?;
-        let (page, descriptor) = (Arc::new(page), Arc::new(descriptor));
-        let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
-        let export = offer.export(OwnPage { page: page.clone(), descriptor }, layout.bytes())?;
-        let site = Site { endpoint: offer.endpoint(), ..Site::of_process() };
-        Ok(Self { page, offer, address: PageAddress { site, export } })
-    }
-
-    /// Opens the flag pages of all ranks, in the order of `addresses`.
-    fn open_all(
-        &self,
-        group: &ProcessGroup,
-        layout: Layout,
-        addresses: &[PageAddress],
-        deadline: Deadline,
-    ) -> Result<Vec<Arc<FlagPage>>, String> {
-        let ranks = ranks_of(group);
-        let parties: Vec<Party<'_>> = ranks
-            .iter()
-            .zip(addresses)
-            .map(|(rank, it)| Party { rank: *rank, site: &it.site, exports: vec![&it.export] })
-            .collect();
-        let mut fetched = self
-            .offer
-            .fetch(group.rank(), &parties, |_, _| vec![0], deadline)
-            .map_err(|outcome| outcome.to_string())?;
-        let page = |(place, party): (usize, &Party<'_>)| {
-            let rank = party.rank;
-            match fetched.remove(&(place, 0)) {
-                None => Ok(self.page.clone()),
-                Some(Fetched::Here(own)) => Ok(own.page),
-                Some(Fetched::Descriptor(descriptor)) => {
-                    let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
-                    Ok(Arc::new(opened.map_err(|error| format!("the flag page of rank {rank}: {error}"))?))
-                }
-                Some(Fetched::ByHandle) => {
-                    Err(format!("rank {rank} is on another host, and flag pages are memory of one host"))
-                }
-            }
-        };
-        parties.iter().enumerate().map(page).collect()
-    }
+/// Opens the flag pages `pages` of the members. Returns those of all members, in their order. `own` is this rank's.
+fn open_all(
+    context: &Context,
+    info: &GroupInfo,
+    (own, offer): (&FlagPage, &Offer),
+    pages: &[(Site, Export)],
+    layout: Layout,
+    deadline: Deadline,
+) -> Result<Vec<FlagPage>, Outcome> {
+    let parties = info.global_ranks().iter().zip(pages);
+    let parties: Vec<Party<'_>> =
+        parties.map(|(rank, (site, export))| Party { rank: *rank, site, exports: vec![export] }).collect();
+    let name = |_, _| "the flag page".to_owned();
+    let mut opened = sharing::open(context, offer, info.rank(), &parties, |_, _| vec![0], name, deadline)?;
+    let page = |(at, party): (usize, &Party<'_>)| match opened.remove(&(at, 0)) {
+        None => Ok(own.clone()),
+        Some(Imported::Host(memory)) if memory.bytes() == layout.bytes() => Ok(FlagPage::new(layout, memory)),
+        Some(other) => {
+            let (rank, bytes) = (party.rank, layout.bytes());
+            let cause =
+                format!("the flag page of rank {rank}: {other:?}, expected {bytes} bytes of the host");
+            Err(Outcome::Failed { cause })
+        }
+    };
+    parties.iter().enumerate().map(page).collect()
 }
 
 /// Creates this rank's flag page, opens those of the others, passes all of them to `make`, and returns the result of
@@ -207,51 +138,45 @@ impl Own {
 /// `attempt` is a name that the members use for this call only. A rank that cannot create its flag page still takes
 /// part: its record contains the reason, and the members agree on a refusal without opening any flag page.
 pub(super) fn agreed<T>(
-    group: &ProcessGroup,
+    info: &GroupInfo,
+    context: &Context,
     options: &DirectOptions,
     (attempt, deadline): (&str, Deadline),
     call: &CallContext,
-    make: impl FnOnce(Vec<Arc<FlagPage>>) -> cuda_driver::Result<T>,
+    make: impl FnOnce(Vec<FlagPage>) -> cuda_driver::Result<T>,
 ) -> Result<T, Error> {
-    let layout = Layout { world: group.size(), slots: options.ring().slots() };
-    let own = Own::make(group, layout);
+    let layout = Layout { world: info.world_size(), slots: options.ring().slots() };
+    let own = offered(context, layout);
     let page = match &own {
-        Ok(own) => PageOffer::Offered { address: own.address.clone() },
+        Ok((.., offered)) => offered.clone(),
         Err(problem) => PageOffer::Missing { problem: problem.clone() },
     };
     let record = PathRecord { options: options.to_string(), page };
-    let rank = rank_of(group.global_rank());
+    let rank = info.global_ranks()[info.rank()];
     let member = Member {
         name: format!("{attempt}/direct"),
         rank,
-        members: ranks_of(group),
+        members: info.global_ranks().to_vec(),
         generation: 0,
         patience: deadline.remaining(),
         deadline: None,
     };
     let (mut make, mut made) = (Some(make), None);
-    let act = |addresses: &Vec<PageAddress>, deadline, _: &dyn Fn() -> bool| {
-        let (Ok(own), Some(make)) = (&own, make.take()) else {
-            return Opened::Failed { problem: "it has no flag page".to_owned() };
+    let act = |pages: &Vec<(Site, Export)>, deadline, _: &dyn Fn() -> bool| {
+        let (Ok((own, offer, _)), Some(make)) = (&own, make.take()) else {
+            return Outcome::Failed { cause: "it has no flag page".to_owned() };
         };
-        let opened = own.open_all(group, layout, addresses, deadline);
-        match opened.and_then(|flag_pages| make(flag_pages).map_err(|error| error_text(&error))) {
+        let opened = open_all(context, info, (own, offer), pages, layout, deadline);
+        let failed = |error| Outcome::Failed { cause: error_text(&error) };
+        match opened.and_then(|flag_pages| make(flag_pages).map_err(failed)) {
             Ok(path) => {
                 made = Some(path);
-                Opened::Done {}
+                Outcome::Mapped
             }
-            Err(problem) => Opened::Failed { problem },
+            Err(outcome) => outcome,
         }
     };
-    let store = Arc::new(group.job_store());
-    let object = GroupObject {
-        rank,
-        store: store.clone(),
-        check: || group.standing(),
-        health: || Some(group.health_handle()),
-        ignores: |_| false,
-    };
-    let result = agreement::run::<FlagPageProtocol>(&*store, member, record.clone(), act, object);
+    let result = agreement::run::<FlagPageProtocol>(&*info.store, member, record.clone(), act, info.object());
     // Closes the listener, and removes the page from the registry of this process. They are no longer needed: after a
     // success, all ranks have opened this rank's flag page, and after a failure, this rank has no path.
     drop(own);
@@ -259,7 +184,7 @@ pub(super) fn agreed<T>(
         Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),
         Err(failed) => {
             let is_agreed = matches!(failed.ending, Ending::Refused(_));
-            Err(call.error_of_group(group.standing(), is_agreed, failure(record.options, *failed)))
+            Err(call.error_of_group(info.standing(), is_agreed, failure(record.options, *failed)))
         }
     }
 }
@@ -291,11 +216,12 @@ fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sharing::Handle;
 
     fn record(options: &str) -> PathRecord {
-        let export = Export { bytes: 4096, handle: Handle::DESCRIPTOR, token: 2 };
-        let address = PageAddress { site: Site::of_process(), export };
-        PathRecord { options: options.to_owned(), page: PageOffer::Offered { address } }
+        let export = Export { bytes: 4096, handle: Handle::Host, token: 2 };
+        let page = PageOffer::Offered { site: Site::of_process(), export };
+        PathRecord { options: options.to_owned(), page }
     }
 
     #[test]
@@ -316,13 +242,13 @@ mod tests {
 
     #[test]
     fn a_failure_outweighs_silence() {
-        let failed = Report::Outcome(Opened::Failed { problem: "no addresses".to_owned() });
-        let named = |reports: &[(u32, Report<Opened>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
+        let failed = Report::Outcome(Outcome::Failed { cause: "no addresses".to_owned() });
+        let named = |reports: &[(u32, Report<Outcome>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
             Decision::Refused { refusal: Refusal::Failed { rank, .. } } => Some(rank),
             Decision::Agreed { .. } => None,
             other => panic!("{other:?}"),
         };
-        let done = Report::Outcome(Opened::Done {});
+        let done = Report::Outcome(Outcome::Mapped);
         assert_eq!(named(&[(0, Report::Late), (1, done.clone()), (2, failed)]), Some(2));
         assert_eq!(named(&[(0, done.clone()), (1, Report::Late)]), Some(1));
         assert_eq!(named(&[(0, done.clone()), (1, done)]), None);

@@ -216,7 +216,7 @@
 //! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
 //! | `claim` | decides which end of a message comes first |
 //! | `place` | the place of a buffer in the mapped segments: segment number and offset |
-//! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
+//! | `lane` | one direction of a pair: the order of its messages, and their chunks |
 //! | `part` | the messages of one lane in one call |
 //! | `pushes` | messages that the sender copies into the receiver's buffer: an abort gives their copies extra time |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
@@ -422,11 +422,11 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
         }
     };
     let memory = rendezvous.rendezvous(&memory).map_err(of_call)?;
-    let attempt = rendezvous.prefix(&memory).unwrap_or_default();
+    let (info, attempt) = (rendezvous.group(), rendezvous.prefix(&memory).unwrap_or_default());
     let mapped = MappedSegments::of(group.id(), rank_of(group.global_rank()));
     mapped.keep_dropped();
     let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (mapped, memory));
-    let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), &call, make)?);
+    let core = Arc::new(meeting::agreed(info, context, &options, (&attempt, deadline), &call, make)?);
     let handle = Direct::new(call.clone(), &core);
     group.install(Arc::new(DirectPath { core: Some(core) })).map_err(|error| call.error(error))?;
     Ok(handle)

@@ -1,17 +1,14 @@
-//! Enqueues the zero-copy messages of one lane (one direction between this rank and a peer).
-//!
-//! The rank that claims a message first is the *first end*, and the other rank is the *second end*. The stream of the
-//! first end signals *ready*, and waits for *done*. The stream of the second end waits for *ready*, copies the whole
-//! message between its own buffer and its mapping of the first end's buffer, and signals *done*.
+//! Enqueues the [zero-copy messages](super#zero-copy-messages) of one lane (one direction between this rank and a
+//! peer).
 //!
 //! Each signal is a word that the waiting stream resets. Messages of a lane run one after the other on both ends. The
 //! second end resets *ready* before it signals *done*, and the first end resets *done* before its next message. So a
 //! word is set again only after it was reset.
 
-use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
+use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;
 
-use super::flag_page::{FlagPage, Phase, Signal};
+use super::flag_page::{FlagPage, Phase, Signal, Word, wait_and_reset};
 
 /// A zero-copy message on the first end. The peer copies the message from or into this rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +39,10 @@ pub(super) struct ZeroCopy<'a> {
 }
 
 impl ZeroCopy<'_> {
-    /// The word that this rank's stream waits for.
-    fn awaited(&self, phase: Phase) -> DevicePtr {
-        let Self { way, captured, .. } = *self;
-        self.own.signal_at(self.peer, Signal { way, phase, captured })
-    }
-
     /// The word that the peer's stream waits for.
     fn told(&self, phase: Phase) -> DevicePtr {
-        let way = self.way.opposite();
-        let signal = Signal { way, phase, captured: self.captured };
-        self.other.signal_at(self.rank, signal)
+        let signal = Signal { way: self.way.opposite(), phase, captured: self.captured };
+        self.other.at(self.rank, Word::Signal(signal))
     }
 
     /// The operation that sets the peer's word.
@@ -62,9 +52,8 @@ impl ZeroCopy<'_> {
 
     /// The operations that wait for a phase, and reset its word.
     fn wait(&self, phase: Phase) -> [MemoryOp; 2] {
-        let at = self.awaited(phase);
-        let condition = WaitCondition::GreaterOrEqual;
-        [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
+        let Self { way, captured, .. } = *self;
+        wait_and_reset(self.own.at(self.peer, Word::Signal(Signal { way, phase, captured })))
     }
 
     /// The operation that reports to the host that the stream has [passed](FlagPage::passed) message `pushed`, which
@@ -72,7 +61,7 @@ impl ZeroCopy<'_> {
     /// captured messages, because a graph runs them many times under one number.
     fn pass(&self, pushed: Option<u64>) -> Option<MemoryOp> {
         let number = pushed.filter(|_| !self.captured)?;
-        let at = self.own.passed_at(self.peer, self.way);
+        let at = self.own.at(self.peer, Word::Passed(self.way));
         Some(MemoryOp::Write32 { at, value: (number as u32).wrapping_add(1) })
     }
 

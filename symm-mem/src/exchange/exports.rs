@@ -10,7 +10,7 @@ use super::{
     memory::Piece,
     protocol::{Export, Record, missing},
 };
-use crate::sharing::{self, Offer, Outcome, Party, Shareable};
+use crate::sharing::{self, Offer, Outcome, Party};
 
 /// Exports the allocations that contain these pieces, each allocation once, even if it contains several pieces. The
 /// other ranks can open them until the returned offer is dropped. Also opens a listener, from which peers request file
@@ -18,7 +18,7 @@ use crate::sharing::{self, Offer, Outcome, Party, Shareable};
 pub(super) fn export<'a>(
     context: &Context,
     pieces: impl IntoIterator<Item = &'a Piece>,
-) -> Result<(Offer<Shareable>, Vec<Export>), String> {
+) -> Result<(Offer, Vec<Export>), String> {
     let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
     for piece in pieces {
         if exports.iter().all(|export| export.id != piece.id) {
@@ -34,7 +34,7 @@ pub(super) fn export<'a>(
 /// to the other members.
 pub(super) fn open(
     context: &Context,
-    offer: &Offer<Shareable>,
+    offer: &Offer,
     place: usize,
     records: &[Record],
     deadline: Deadline,

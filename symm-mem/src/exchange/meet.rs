@@ -24,14 +24,14 @@ use crate::{
     error::Error,
     error_kind::ErrorKind,
     rendezvous::protocol::Readiness,
-    sharing::{Offer, Outcome, Shareable},
+    sharing::{Offer, Outcome},
 };
 
 /// This rank's part of an exchange.
 struct Candidate {
     record: Record,
     /// This rank's memory that peers access. The other ranks can open it until this value is dropped.
-    offer: Offer<Shareable>,
+    offer: Offer,
     slots: Range<usize>,
 }
 

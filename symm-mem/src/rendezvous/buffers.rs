@@ -51,7 +51,7 @@ pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
     /// Lets the launch of a captured kernel find this rank's buffer by the address of the array, to pin the buffer for
     /// the graph. Dropped before the array is freed, because another array can then get its address.
-    _own: Option<OwnBuffer>,
+    _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
@@ -71,10 +71,8 @@ impl PeerBuffers {
     ) -> Result<Self, cuda_driver::Error> {
         let address = |it: &Option<Imported>| it.as_ref().map_or(own, Imported::base);
         let addresses: Vec<DevicePtr> = opened.iter().map(address).collect();
-        let array = array(context, &addresses)?;
-        let _own = Some(OwnBuffer::enter(array.ptr(), own));
-        let _mapped = opened.into_iter().flatten().collect();
-        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped })
+        let mapped = opened.into_iter().flatten().collect();
+        Self::new(context, (own, bytes), addresses, Origin::Mapped, mapped)
     }
 
     /// Returns the addresses of every rank's memory in a window of `communicator`. NCCL has mapped this memory. Needs
@@ -97,9 +95,22 @@ impl PeerBuffers {
             address.ok_or(WindowPeersError::OutOfReach { rank })
         };
         let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
-        let array = array(communicator.context(), &addresses)?;
-        let (bytes, origin, _mapped) = (window.bytes(), Origin::Window, Vec::new());
-        let _own = Some(OwnBuffer::enter(array.ptr(), window.ptr()));
+        let own = (window.ptr(), window.bytes());
+        Ok(Self::new(communicator.context(), own, addresses, Origin::Window, Vec::new())?)
+    }
+
+    /// `own` is the address and the length of this rank's memory.
+    fn new(
+        context: &Context,
+        (own, bytes): (DevicePtr, usize),
+        addresses: Vec<DevicePtr>,
+        origin: Origin,
+        _mapped: Vec<Imported>,
+    ) -> Result<Self, cuda_driver::Error> {
+        let words: Vec<u64> = addresses.iter().map(|address| address.0).collect();
+        let array = DeviceMemory::new(context, size_of_val(&*words).max(1))?;
+        array.copy_from_host(0, &words)?;
+        let _own = OwnBuffer::enter(array.ptr(), own);
         Ok(Self { addresses, _own, array, bytes, origin, _mapped })
     }
 
@@ -128,13 +139,6 @@ impl PeerBuffers {
     pub fn origin(&self) -> Origin {
         self.origin
     }
-}
-
-fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cuda_driver::Error> {
-    let words: Vec<u64> = addresses.iter().map(|address| address.0).collect();
-    let array = DeviceMemory::new(context, size_of_val(&*words).max(1))?;
-    array.copy_from_host(0, &words)?;
-    Ok(array)
 }
 
 /// The addresses of all ranks' allocations in one group, with the mappings of the peers' allocations. This rank's

@@ -4,7 +4,34 @@ use std::{fmt, sync::Arc};
 
 use cuda_driver::{Context, DevicePtr};
 
-use super::{Buffer, Layout, PeerBuffers, PeerGroup, ViewError};
+use super::{Buffer, Layout, PeerBuffers, PeerGroup};
+use crate::kernels::PadLayout;
+
+/// The reason why a view of a rank's memory cannot be created.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ViewError {
+    /// The rank is not in the group.
+    #[error("rank {rank} in a group of {world}")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// The number of ranks in the group.
+        world: usize,
+    },
+    /// The view exceeds the buffer, or the part of the signal pad that programs may use.
+    #[error("a view of {needed:?} bytes at byte {offset:?} leaves the {what} of {bytes} bytes")]
+    OutOfBounds {
+        /// The memory that the view exceeds: `buffer` or `signal pad`.
+        what: &'static str,
+        /// The offset of the view in bytes, or `None` on overflow.
+        offset: Option<usize>,
+        /// The size of the view in bytes, or `None` on overflow.
+        needed: Option<usize>,
+        /// The size of the buffer, or of the part of the pad that programs may use, in bytes.
+        bytes: usize,
+    },
+}
 
 /// A tensor in the memory of this rank or of a peer. The address is valid on this rank's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,7 +145,8 @@ impl SymmetricMemory {
         let pads = self.signal_pads();
         let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };
         let pad = *pads.addresses().get(rank).ok_or(no_rank)?;
-        view("signal pad", pad, self.group.pad_bytes(), layout, offset)
+        let bytes = PadLayout::new(self.world_size() as u32).slot(PadLayout::USER_CHANNELS, 0);
+        view("signal pad", pad, bytes, layout, offset)
     }
 }
 

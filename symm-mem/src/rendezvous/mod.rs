@@ -25,7 +25,7 @@
 //! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
-//! | `buffers`, `memory`, `layout`, `error` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
+//! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | signals between ranks, and the order of operations on them |
 //! | `group` | [`GroupInfo`]: the required information on a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
@@ -39,7 +39,6 @@
 mod allocation;
 mod buffer;
 mod buffers;
-mod error;
 mod group;
 mod layout;
 mod memory;
@@ -49,7 +48,6 @@ pub mod protocol;
 mod signals;
 
 use std::{
-    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -72,17 +70,16 @@ pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
     buffers::{Origin, PeerBuffers, WindowPeersError},
-    error::ViewError,
     group::{GroupInfo, GroupInfoError, Groups},
     layout::Layout,
-    memory::{PeerView, SymmetricMemory},
+    memory::{PeerView, SymmetricMemory, ViewError},
     protocol::RendezvousRefusal,
 };
 use crate::{
     agreement::hash::chain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    sharing::{self, Export, Handle, Offer, Outcome, Party, Shareable, Site},
+    sharing::{self, Export, Handle, Offer, Outcome, Party, Site},
 };
 
 /// The name of the operation in the errors of a rendezvous.
@@ -142,6 +139,7 @@ pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,
 }
 
+#[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
@@ -151,19 +149,6 @@ pub(crate) struct Inner {
     /// The number of the next rendezvous ([`Record::number`]). A call holds the lock until its rendezvous has ended, so
     /// there is only one at a time.
     next: Mutex<u64>,
-}
-
-impl fmt::Debug for Inner {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.group.fmt(out)
-    }
-}
-
-/// The memory that a rank contributes to a rendezvous.
-struct Candidate {
-    buffer: Buffer,
-    /// The number of the earlier rendezvous that mapped the peers' memory on this rank, or `None`.
-    mapped: Option<u64>,
 }
 
 impl Rendezvous {
@@ -197,10 +182,10 @@ impl Rendezvous {
             .map_err(Into::into)
             .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
         // A rank that could not make its pad takes part too, and posts the reason to the others.
-        let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
-        let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(&**error)))?;
+        let buffer = own.as_ref().map(|own| Buffer::from(&own.memory));
+        let pads = rendezvous.meet(buffer.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
-        rendezvous.inner.group.set_pads(Pads::new(own, peers));
+        rendezvous.inner.group.set_pads(Pads::new(own, pads.buffers));
         Ok(rendezvous)
     }
 
@@ -220,18 +205,9 @@ impl Rendezvous {
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
-        let (_, peers) = self.map(&buffer)?;
-        Ok(SymmetricMemory { group: self.inner.group.clone(), buffer, peers })
-    }
-
-    /// Like [`rendezvous`](Self::rendezvous), but returns a pair: the number of the rendezvous that mapped the
-    /// allocations, and the addresses of all ranks' whole allocations. The number is equal on all members.
-    pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), Error> {
-        let mapped = self.mapping(buffer).map(|mapping| mapping.since);
-        let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
-        let mapping = PeerMapping { since, buffers: peers.clone() };
-        buffer.keep_mapping(&self.inner.group.mappings, mapping);
-        Ok((since, peers))
+        let mapping = self.meet(Ok(buffer.clone()))?;
+        buffer.keep_mapping(&self.inner.group.mappings, mapping.clone());
+        Ok(SymmetricMemory::new(self.inner.group.clone(), buffer, mapping.buffers))
     }
 
     /// Allocates memory for a tensor on every member, and maps it on all others: [`PeerMemory::new`] and
@@ -270,9 +246,7 @@ impl Rendezvous {
     pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         match self.mapping(&buffer) {
-            Some(PeerMapping { buffers: peers, .. }) => {
-                Ok(SymmetricMemory { group: self.inner.group.clone(), buffer, peers })
-            }
+            Some(mapping) => Ok(SymmetricMemory::new(self.inner.group.clone(), buffer, mapping.buffers)),
             None => Err(self.call().error(ErrorKind::RendezvousMissing { address: buffer.ptr().0 })),
         }
     }
@@ -298,9 +272,9 @@ impl Rendezvous {
         Some(prefix(self.group().id(), self.inner.life, since))
     }
 
-    /// Runs one rendezvous. `candidate` is the memory of this rank, or the reason why this rank has none. Returns the
-    /// number of the rendezvous that mapped the allocations, and the addresses of all ranks' whole allocations.
-    fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
+    /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
+    /// mapping of the allocations, which this rendezvous or an earlier one has made.
+    fn meet(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let Inner { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
         // Mapping must neither become part of an open capture nor invalidate the capture.
@@ -308,10 +282,13 @@ impl Rendezvous {
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *next;
         *next += 1;
-        let prepared = candidate.and_then(|candidate| self.prepare(candidate, number));
-        let (record, offer, candidate) = match prepared {
-            Ok((record, offer, candidate)) => (record, Some(offer), Some(candidate)),
-            Err(cause) => (self.record(number, Readiness::Failed { cause }), None, None),
+        let prepared = buffer.and_then(|buffer| {
+            let (record, offer, base) = self.prepare(&buffer, number)?;
+            Ok((record, (buffer, offer, base)))
+        });
+        let (record, shared) = match prepared {
+            Ok((record, shared)) => (record, Some(shared)),
+            Err(cause) => (self.record(number, Readiness::Failed { cause }), None),
         };
         let member = Member {
             name: record.prefix(),
@@ -322,12 +299,11 @@ impl Rendezvous {
             deadline: Some(options.deadline),
         };
         let mut peers = None;
-        let own = candidate.as_ref().and_then(|candidate| candidate.buffer.allocation());
         let share = |records: &Vec<Record>, deadline, _: &dyn Fn() -> bool| {
-            let (Some(offer), Some(own)) = (&offer, &own) else {
+            let Some((_, offer, base)) = &shared else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match open(context, offer, info.rank(), own.base, records, deadline) {
+            match open(context, offer, info.rank(), *base, records, deadline) {
                 Ok(mapped) => {
                     peers = Some(Arc::new(mapped));
                     Outcome::Mapped
@@ -336,17 +312,20 @@ impl Rendezvous {
             }
         };
         let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
-        drop(offer);
+        // Drops the offer.
+        let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {
-            Ok(since) if since == number => match peers {
-                Some(peers) => return Ok((since, peers)),
-                None => (Ending::OutOfStep, None),
-            },
-            Ok(_) => match candidate.and_then(|candidate| self.mapping(&candidate.buffer)) {
-                Some(PeerMapping { since, buffers }) => return Ok((since, buffers)),
-                None => (Ending::OutOfStep, None),
-            },
+            Ok(since) => {
+                let mapping = match since == number {
+                    true => peers.map(|buffers| PeerMapping { since, buffers }),
+                    false => buffer.and_then(|buffer| self.mapping(&buffer)),
+                };
+                match mapping {
+                    Some(mapping) => return Ok(mapping),
+                    None => (Ending::OutOfStep, None),
+                }
+            }
             Err(failed) => {
                 (Ending::of(failed.ending, |failure| RendezvousRefusal::from(failure).into()), failed.store)
             }
@@ -359,15 +338,10 @@ impl Rendezvous {
         self.group().call(OPERATION)
     }
 
-    /// Exports the memory of `candidate` for the other ranks. Returns this rank's record, the offer, and `candidate`
-    /// again. The others can fetch the exported memory until the offer is dropped. On failure, returns the reason that
-    /// this rank posts to the others.
-    fn prepare(
-        &self,
-        candidate: Candidate,
-        number: u64,
-    ) -> Result<(Record, Offer<Shareable>, Candidate), String> {
-        let Candidate { buffer, mapped } = &candidate;
+    /// Exports the memory of `buffer` for the other ranks. Returns this rank's record, the offer, and the address of
+    /// the buffer's allocation. The others can open the exported memory until the offer is dropped. On failure, returns
+    /// the reason that this rank posts to the others.
+    fn prepare(&self, buffer: &Buffer, number: u64) -> Result<(Record, Offer, DevicePtr), String> {
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
         let memory = buffer.shareable(&self.inner.group.context, &allocation);
         let memory = memory.map_err(|error| error_text(&error))?;
@@ -383,11 +357,11 @@ impl Rendezvous {
             subject: allocation.subject,
             offset: buffer.offset() as u64,
             bytes: buffer.bytes() as u64,
-            mapped: *mapped,
+            mapped: self.mapping(buffer).map(|mapping| mapping.since),
             export,
             ..record
         };
-        Ok((record, offer, candidate))
+        Ok((record, offer, allocation.base))
     }
 
     /// Creates a record of this rank that describes no memory.
@@ -426,7 +400,7 @@ fn life(info: &GroupInfo) -> Result<u64, StoreError> {
 /// descriptors. On failure, the error is the [`Outcome`] that this rank posts to the others.
 fn open(
     context: &Context,
-    offer: &Offer<Shareable>,
+    offer: &Offer,
     place: usize,
     own: DevicePtr,
     records: &[Record],

@@ -26,17 +26,12 @@ use cuda_driver::{
     vmm::HandleTypes,
 };
 
+use process_group::group::path::Way;
+
 use super::{PeerBuffers, PeerMemory, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
-/// The direction of a signal, to the peer or from the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Way {
-    To,
-    From,
-}
-
-/// A slot as this rank uses it: direction, peer, channel.
+/// A slot as this rank uses it: the direction of the signal, the peer, the channel.
 pub(super) type Slot = (Way, u32, u32);
 
 /// The last operation on a slot.
@@ -51,7 +46,7 @@ struct Last {
 #[derive(Debug)]
 pub(crate) struct OwnPad {
     pub(crate) memory: PeerMemory,
-    fault: FaultRecord,
+    pub(super) fault: FaultRecord,
 }
 
 impl OwnPad {
@@ -76,17 +71,15 @@ impl OwnPad {
 pub(crate) struct Pads {
     lasts: Mutex<HashMap<Slot, Last>>,
     kernels: OnceLock<Kernels>,
-    pub(super) fault: FaultRecord,
     pub(super) peers: Arc<PeerBuffers>,
-    /// This rank's own pad. Freed after `drop` has waited for the kernels that use it.
-    _own: PeerMemory,
+    /// Freed after `drop` has waited for the kernels that use it.
+    pub(super) own: OwnPad,
 }
 
 impl Pads {
     /// `peers` has the pads of all ranks.
     pub(crate) fn new(own: OwnPad, peers: Arc<PeerBuffers>) -> Self {
-        let OwnPad { memory, fault } = own;
-        Self { lasts: Mutex::default(), kernels: OnceLock::new(), fault, peers, _own: memory }
+        Self { lasts: Mutex::default(), kernels: OnceLock::new(), peers, own }
     }
 
     /// Returns the kernels that use the pads. The first call loads them.

@@ -5,7 +5,7 @@ use std::{fmt, sync::OnceLock};
 use cuda_driver::Context;
 
 use super::{GroupInfo, pads::Pads};
-use crate::{kernels::PadLayout, pool::Owner, sharing::Site};
+use crate::{pool::Owner, sharing::Site};
 
 /// A group whose members map each other's memory, and the members' signal pads.
 pub(crate) struct PeerGroup {
@@ -43,12 +43,6 @@ impl PeerGroup {
         // The members map the pads before other memory or together with it, so no `SymmetricMemory` exists without
         // pads.
         self.pads.get().expect("a group maps its pads first")
-    }
-
-    /// The number of bytes that programs may use, at the start of a pad.
-    pub(super) fn pad_bytes(&self) -> usize {
-        let world = self.info.world_size();
-        PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
     }
 }
 

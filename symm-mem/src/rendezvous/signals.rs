@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use cuda_driver::Stream;
 
-use super::{
-    SymmetricMemory,
-    pads::{Slot, Way},
-};
+use process_group::group::path::Way;
+
+use super::{SymmetricMemory, pads::Slot};
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
 /// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad has
@@ -39,7 +38,7 @@ impl SymmetricMemory {
             buffers: self.peers.array(),
             pads: pads.peers.array(),
             pad: pads.peers.addresses()[self.rank()],
-            fault: pads.fault.ptr(),
+            fault: pads.own.fault.ptr(),
             // The number of ranks fits into 32 bits.
             rank: self.rank() as u32,
             world: self.world_size() as u32,
@@ -66,7 +65,7 @@ impl SymmetricMemory {
     ) -> Result<(), KernelError> {
         let peers = 0..self.world_size() as u32;
         let slots: Vec<Slot> =
-            peers.flat_map(|peer| [(Way::To, peer, channel), (Way::From, peer, channel)]).collect();
+            peers.flat_map(|peer| [(Way::Send, peer, channel), (Way::Receive, peer, channel)]).collect();
         self.enqueue(stream, channel, &slots, |kernels| {
             // SAFETY: the pads and arrays belong to the group. They stay allocated until the enqueued work is done. For
             // launches of a graph, the caller promises this. Operations on one slot are ordered.
@@ -91,7 +90,7 @@ impl SymmetricMemory {
         deadline: Duration,
     ) -> Result<(), KernelError> {
         let peer = u32::try_from(rank).unwrap_or(u32::MAX);
-        self.enqueue(stream, channel, &[(Way::To, peer, channel)], |kernels| {
+        self.enqueue(stream, channel, &[(Way::Send, peer, channel)], |kernels| {
             // SAFETY: as in `barrier`.
             unsafe { kernels.put_signal(stream, &self.ranks(deadline), peer, channel) }
         })
@@ -112,7 +111,7 @@ impl SymmetricMemory {
         deadline: Duration,
     ) -> Result<(), KernelError> {
         let peer = u32::try_from(rank).unwrap_or(u32::MAX);
-        self.enqueue(stream, channel, &[(Way::From, peer, channel)], |kernels| {
+        self.enqueue(stream, channel, &[(Way::Receive, peer, channel)], |kernels| {
             // SAFETY: as in `barrier`.
             unsafe { kernels.wait_signal(stream, &self.ranks(deadline), peer, channel) }
         })
@@ -124,13 +123,13 @@ impl SymmetricMemory {
     /// # Errors
     /// [`KernelError::Late`], with the first wait of this rank that exceeded its deadline.
     pub fn check(&self) -> Result<(), KernelError> {
-        self.group.pads().fault.check()
+        self.group.pads().own.fault.check()
     }
 
     /// The first wait of this rank that exceeded its deadline, or `None`. Makes no driver call.
     #[must_use]
     pub fn late(&self) -> Option<Late> {
-        self.group.pads().fault.read()
+        self.group.pads().own.fault.read()
     }
 
     fn enqueue(

@@ -21,6 +21,8 @@ pub enum Handle {
         /// The fabric handle, if there is one.
         fabric: Option<Vec<u8>>,
     },
+    /// Memory of the host, which can be exported as a file descriptor.
+    Host,
     /// Memory of another kind of device ([`ForeignMemory`](super::ForeignMemory)).
     Foreign {
         /// The kind of device.
@@ -35,6 +37,7 @@ wire_enum!(Handle {
     0 => Legacy { handle },
     1 => Virtual { descriptor, fabric },
     2 => Foreign { kind, descriptor, handle },
+    3 => Host {},
 });
 
 impl Handle {
@@ -44,7 +47,7 @@ impl Handle {
     pub const DESCRIPTOR: Self = Self::Virtual { descriptor: true, fabric: None };
 
     /// Returns the handles of virtual memory. Exports the fabric handle, if the memory has one. Exports no file
-    /// descriptor: `Share::descriptor` does that.
+    /// descriptor: [`Shareable::descriptor`](super::Shareable::descriptor) does that.
     pub(super) fn of(physical: &PhysicalMemory) -> Result<Self, String> {
         let kinds = physical.handle_types();
         let fabric = match kinds.contains(HandleTypes::FABRIC) {
@@ -56,7 +59,11 @@ impl Handle {
 
     /// Returns whether peers can get a file descriptor of the memory.
     pub(crate) fn has_descriptor(&self) -> bool {
-        matches!(self, Self::Virtual { descriptor: true, .. } | Self::Foreign { descriptor: true, .. })
+        match self {
+            Self::Legacy { .. } => false,
+            Self::Virtual { descriptor, .. } | Self::Foreign { descriptor, .. } => *descriptor,
+            Self::Host => true,
+        }
     }
 
     /// Returns whether the memory has a handle for ranks of any host: a fabric handle, or the handle of foreign memory.
@@ -88,7 +95,7 @@ impl Handle {
         let name = match self {
             Self::Legacy { .. } => "legacy handle",
             Self::Virtual { descriptor: true, fabric: Some(_) } => "file descriptor or fabric handle",
-            Self::Virtual { descriptor: true, fabric: None } => "file descriptor",
+            Self::Virtual { descriptor: true, fabric: None } | Self::Host => "file descriptor",
             Self::Virtual { descriptor: false, fabric: Some(_) } => "fabric handle",
             Self::Virtual { descriptor: false, fabric: None } => "not at all",
             Self::Foreign { kind, descriptor, handle } => {
@@ -127,9 +134,10 @@ mod tests {
     #[test]
     fn handles_keep_their_form() {
         let foreign = Handle::Foreign { kind: "host".into(), descriptor: true, handle: Some(vec![9]) };
-        let forms: [(Handle, &[u8]); 3] = [
+        let forms: [(Handle, &[u8]); 4] = [
             (Handle::Legacy { handle: vec![7, 8] }, b"\0\x02\0\0\0\x07\x08"),
             (Handle::DESCRIPTOR, b"\x01\x01\0"),
+            (Handle::Host, b"\x03"),
             (foreign, b"\x02\x04\0\0\0host\x01\x01\x01\0\0\0\x09"),
         ];
         for (handle, form) in forms {

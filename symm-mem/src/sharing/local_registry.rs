@@ -1,51 +1,44 @@
-//! A registry in which ranks of one process share values.
+//! The registry in which ranks of one process find each other's memory.
 
 use std::{
     collections::HashMap,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        LazyLock, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-/// Values that ranks of this process register. Another rank of the process finds a value by its token.
-pub(crate) struct LocalRegistry<T: 'static>(Mutex<Option<HashMap<u64, T>>>);
+use super::Shareable;
 
-impl<T: Clone> LocalRegistry<T> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(None))
-    }
+/// The registered memory, by its token.
+static MEMORY: LazyLock<Mutex<HashMap<u64, Shareable>>> = LazyLock::new(Mutex::default);
 
-    fn lock(&self) -> MutexGuard<'_, Option<HashMap<u64, T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers `value` until the returned [`LocalToken`] is dropped.
-    pub(crate) fn register(&'static self, value: T) -> LocalToken<T> {
-        static TOKENS: AtomicU64 = AtomicU64::new(0);
-        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-        self.lock().get_or_insert_default().insert(token, value);
-        LocalToken { registry: self, token }
-    }
-
-    /// Returns the value with this token, or `None` if no such value is registered.
-    pub(crate) fn find(&self, token: u64) -> Option<T> {
-        self.lock().as_ref()?.get(&token).cloned()
-    }
+fn lock() -> MutexGuard<'static, HashMap<u64, Shareable>> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The registration of a value. Dropping it removes the value from the registry.
-pub(crate) struct LocalToken<T: 'static> {
-    registry: &'static LocalRegistry<T>,
-    pub(crate) token: u64,
+/// Registers `memory` until the returned [`LocalToken`] is dropped.
+pub(super) fn register(memory: Shareable) -> LocalToken {
+    static TOKENS: AtomicU64 = AtomicU64::new(0);
+    let token = TOKENS.fetch_add(1, Ordering::Relaxed);
+    lock().insert(token, memory);
+    LocalToken { token }
 }
 
-impl<T: 'static> Drop for LocalToken<T> {
+/// Returns the memory with this token, or `None` if it is not registered.
+pub(super) fn find(token: u64) -> Option<Shareable> {
+    lock().get(&token).cloned()
+}
+
+/// The registration of memory. Dropping it removes the memory from the registry.
+pub(super) struct LocalToken {
+    pub(super) token: u64,
+}
+
+impl Drop for LocalToken {
     fn drop(&mut self) {
-        let mut values = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = values.as_mut().and_then(|values| values.remove(&self.token));
-        // Unlock first, because the drop of the value may use this registry.
-        drop(values);
+        let gone = lock().remove(&self.token);
+        // The registry is unlocked here, because the drop of the memory may use it.
         drop(gone);
     }
 }

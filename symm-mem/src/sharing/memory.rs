@@ -1,26 +1,27 @@
 //! Memory that a rank can share, and a peer's memory that is open here.
 
-use std::{any::Any, fmt, os::fd::OwnedFd, sync::Arc};
+use std::{any::Any, os::fd::OwnedFd, sync::Arc};
 
 use cuda_driver::{
     Context, DevicePtr,
     memory::{ImportedMemory, IpcHandle},
     vmm::{Access, Mapping, PhysicalMemory, Reservation},
 };
-use process_group::{error_text, link::Tag};
+use process_group::error_text;
 
-use super::{ForeignMemory, Handle, LocalRegistry, OpenedMemory, offer::Share};
+use super::{ForeignMemory, Handle, HostMemory, OpenedMemory};
 
 /// A whole allocation of this rank. Clones share the allocation and keep it alive.
 #[derive(Debug, Clone)]
 pub(crate) enum Shareable {
     Virtual(PhysicalMemory),
     Plain(PlainMemory),
+    Host(Arc<HostMemory>),
     Foreign(Arc<dyn ForeignMemory>),
 }
 
 /// A whole allocation of `cuMemAlloc`, given by its address.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct PlainMemory {
     pub(super) context: Context,
     base: DevicePtr,
@@ -40,22 +41,9 @@ impl PlainMemory {
     }
 }
 
-impl fmt::Debug for PlainMemory {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} bytes at {}", self.bytes, self.base)
-    }
-}
-
-static MEMORY: LocalRegistry<Shareable> = LocalRegistry::new();
-
-impl Share for Shareable {
-    const TAG: Tag = Tag(*b"memo");
-
-    fn registry() -> &'static LocalRegistry<Self> {
-        &MEMORY
-    }
-
-    fn handle(&self) -> Result<Handle, String> {
+impl Shareable {
+    /// Exports the handles that this rank posts in its record.
+    pub(super) fn handle(&self) -> Result<Handle, String> {
         match self {
             Self::Virtual(physical) => Handle::of(physical),
             Self::Plain(PlainMemory { context, base, bytes, .. }) => {
@@ -68,6 +56,7 @@ impl Share for Shareable {
                 })?;
                 Ok(Handle::Legacy { handle: handle.to_vec() })
             }
+            Self::Host(_) => Ok(Handle::Host),
             Self::Foreign(memory) => {
                 let handle = memory.handle().map_err(|error| error_text(&*error))?;
                 let (kind, descriptor) = (memory.kind().to_owned(), memory.has_descriptor());
@@ -76,10 +65,13 @@ impl Share for Shareable {
         }
     }
 
-    fn descriptor(&self) -> Result<OwnedFd, String> {
+    /// Exports a file descriptor. Called only if [`Handle::has_descriptor`] is true for the result of
+    /// [`handle`](Self::handle).
+    pub(super) fn descriptor(&self) -> Result<OwnedFd, String> {
         match self {
             Self::Virtual(physical) => physical.export_fd().map_err(|error| error_text(&error)),
             Self::Plain(_) => Err("memory of cuMemAlloc has no file descriptor".to_owned()),
+            Self::Host(memory) => memory.descriptor(),
             Self::Foreign(memory) => memory.descriptor().map_err(|error| error_text(&*error)),
         }
     }
@@ -92,6 +84,7 @@ pub(crate) enum Imported {
     Legacy(ImportedMemory),
     /// Memory of `cuMemAlloc` that belongs to another rank of this process.
     Here(PlainMemory),
+    Host(Arc<HostMemory>),
     Foreign(Box<dyn OpenedMemory>),
 }
 
@@ -102,6 +95,7 @@ impl Imported {
             Self::Mapped(mapping) => mapping.ptr(),
             Self::Legacy(imported) => imported.ptr(),
             Self::Here(memory) => memory.base,
+            Self::Host(memory) => memory.ptr(),
             Self::Foreign(memory) => memory.ptr(),
         }
     }

@@ -9,18 +9,20 @@
 //! | file | subject |
 //! |---|---|
 //! | `site`, `export` | the data that a rank posts in its record: its location, and the handles of its memory |
+//! | `host` | memory of the host that its processes share |
 //! | `foreign` | memory of other kinds of devices, which other crates implement |
 //! | `memory` | memory that a rank can share, and a peer's memory that is open here |
 //! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |
 //! | `open` | opens the peers' memory |
 //! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
-//! | `local_registry` | the registry in which ranks of one process find each other's resources |
+//! | `local_registry` | the registry in which ranks of one process find each other's memory |
 //!
 //! The modules `membership`, [`rendezvous`](crate::rendezvous), [`exchange`](crate::exchange) and
 //! [`direct`](crate::direct) select the memory to share, and run the agreements.
 
 mod export;
 mod foreign;
+mod host;
 mod local_registry;
 mod memory;
 mod offer;
@@ -35,9 +37,9 @@ pub use self::{
     site::{Site, Uuid},
 };
 pub(crate) use self::{
-    local_registry::LocalRegistry,
+    host::HostMemory,
     memory::{Imported, PlainMemory, Shareable, map},
-    offer::{Fetched, Offer, Party, Share},
+    offer::{Offer, Party},
     open::open,
     outcome::{OpeningFailure, judge},
 };

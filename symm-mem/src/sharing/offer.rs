@@ -12,27 +12,17 @@ use process_group::{
     store::Deadline,
 };
 
-use super::{Export, Handle, LocalRegistry, Outcome, Site, local_registry::LocalToken};
+use super::{
+    Export, Outcome, Shareable, Site,
+    local_registry::{self, LocalToken},
+};
 
 /// Tag of the first message on a connection of two processes. Every message must carry a file descriptor. This one only
 /// establishes the connection, so it carries a descriptor of `/dev/null`.
 pub(super) const HELLO: Tag = Tag(*b"helo");
 
-/// A resource that ranks share: device memory, or another resource with a file descriptor.
-pub(crate) trait Share: Clone + 'static {
-    /// Tag of a message that carries the file descriptor of a resource of this type.
-    const TAG: Tag;
-
-    /// The registry in which ranks of this process find each other's resources of this type.
-    fn registry() -> &'static LocalRegistry<Self>;
-
-    /// Exports the handles that this rank posts in its record.
-    fn handle(&self) -> Result<Handle, String>;
-
-    /// Exports a file descriptor. Called only if [`Handle::has_descriptor`] is true for the result of
-    /// [`handle`](Self::handle).
-    fn descriptor(&self) -> Result<OwnedFd, String>;
-}
+/// Tag of a message that carries the file descriptor of memory.
+pub(super) const MEMORY: Tag = Tag(*b"memo");
 
 /// A member of an agreement, with the data that the transport of handles needs.
 #[derive(Debug, Clone)]
@@ -42,59 +32,49 @@ pub(crate) struct Party<'a> {
     pub(crate) exports: Vec<&'a Export>,
 }
 
-/// A resource of a peer, in the form in which [`Offer::fetch`] returns it.
-pub(crate) enum Fetched<T> {
-    /// The resource of another rank of this process.
-    Here(T),
-    /// The file descriptor of a resource of another process of this host.
-    Descriptor(OwnedFd),
-    /// No resource and no file descriptor: the caller opens the resource by the handle in the [`Export`].
-    ByHandle,
-}
-
-/// Resources of this rank that the others can fetch until this value is dropped.
-pub(crate) struct Offer<T: 'static> {
+/// Memory of this rank that the others can open until this value is dropped.
+pub(crate) struct Offer {
     listener: Listener,
-    shared: Vec<Shared<T>>,
+    shared: Vec<Shared>,
 }
 
-struct Shared<T: 'static> {
-    resource: T,
-    /// The file descriptor of the resource. `None` if the resource has none. Also `None` after [`Offer::export_later`]:
+struct Shared {
+    memory: Shareable,
+    /// The file descriptor of the memory. `None` if the memory has none. Also `None` after [`Offer::export_later`]:
     /// [`Offer::exchange_descriptors`] then exports a descriptor for each peer.
     descriptor: Option<OwnedFd>,
-    _local: LocalToken<T>,
+    _local: LocalToken,
 }
 
-impl<T: Share> Offer<T> {
+impl Offer {
     /// Opens a listener. The offer has no exports yet.
     pub(crate) fn new() -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
         Ok(Self { listener, shared: Vec::new() })
     }
 
-    /// Appends a resource of `bytes` bytes to this rank's exports. Also exports its file descriptor, if it has one.
-    pub(crate) fn export(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
-        let export = self.export_later(resource, bytes)?;
+    /// Appends memory of `bytes` bytes to this rank's exports. Also exports its file descriptor, if it has one.
+    pub(crate) fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
+        let export = self.export_later(memory, bytes)?;
         if let (true, Some(last)) = (export.handle.has_descriptor(), self.shared.last_mut()) {
-            last.descriptor = Some(last.resource.descriptor()?);
+            last.descriptor = Some(last.memory.descriptor()?);
         }
         Ok(export)
     }
 
     /// Like [`export`](Self::export), but exports the file descriptor only when it is sent to a peer, and then closes
     /// it. For callers that may have more exports than a process can have open file descriptors.
-    pub(crate) fn export_later(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
-        let handle = resource.handle()?;
-        let local = T::registry().register(resource.clone());
+    pub(crate) fn export_later(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
+        let handle = memory.handle()?;
+        let local = local_registry::register(memory.clone());
         let token = local.token;
-        self.shared.push(Shared { resource, descriptor: None, _local: local });
+        self.shared.push(Shared { memory, descriptor: None, _local: local });
         Ok(Export { bytes: bytes as u64, handle, token })
     }
 
-    /// The exported resources of this rank.
-    pub(super) fn resources(&self) -> impl Iterator<Item = &T> {
-        self.shared.iter().map(|shared| &shared.resource)
+    /// The exported memory of this rank.
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Shareable> {
+        self.shared.iter().map(|shared| &shared.memory)
     }
 
     /// The endpoint of the listener, for this rank's [`Site`].
@@ -102,45 +82,9 @@ impl<T: Share> Offer<T> {
         self.listener.endpoint()
     }
 
-    /// Fetches resources of the other members, and sends them the file descriptors that they need. `own` is the index
-    /// of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` fetches from
-    /// the member with index `from`, as indices into the exports of `from`. `wanted` must return the same on all
-    /// members.
-    ///
-    /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
-    /// rank posts.
-    pub(crate) fn fetch(
-        &self,
-        own: usize,
-        parties: &[Party<'_>],
-        wanted: impl Fn(usize, usize) -> Vec<usize>,
-        deadline: Deadline,
-    ) -> Result<HashMap<(usize, usize), Fetched<T>>, Outcome> {
-        let mut descriptors = self.exchange_descriptors(own, parties, &wanted, deadline)?;
-        let mut fetched = HashMap::new();
-        for (at, peer) in parties.iter().enumerate().filter(|(at, _)| *at != own) {
-            for number in wanted(at, own) {
-                let Some(export) = peer.exports.get(number) else { continue };
-                let found = if peer.site.shares_process(parties[own].site) {
-                    let found = T::registry().find(export.token);
-                    Fetched::Here(found.ok_or_else(|| Outcome::Failed {
-                        cause: format!(
-                            "export {number} of rank {} is no longer registered in this process",
-                            peer.rank
-                        ),
-                    })?)
-                } else {
-                    descriptors.remove(&(at, number)).map_or(Fetched::ByHandle, Fetched::Descriptor)
-                };
-                fetched.insert((at, number), found);
-            }
-        }
-        Ok(fetched)
-    }
-
     /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
-    /// arguments, the keys of the result, and the error are those of [`fetch`](Self::fetch).
-    fn exchange_descriptors(
+    /// arguments, the keys of the result, and the error are those of [`open`](super::open).
+    pub(super) fn exchange_descriptors(
         &self,
         own: usize,
         parties: &[Party<'_>],
@@ -186,10 +130,10 @@ impl<T: Share> Offer<T> {
                     let shared = self.shared.get(number);
                     let shared = shared.ok_or_else(|| failed(format!("there is no export {number}")))?;
                     let sent = match &shared.descriptor {
-                        Some(descriptor) => peer.link.send(T::TAG, descriptor.as_fd(), deadline),
+                        Some(descriptor) => peer.link.send(MEMORY, descriptor.as_fd(), deadline),
                         None => {
-                            let descriptor = shared.resource.descriptor().map_err(failed)?;
-                            peer.link.send(T::TAG, descriptor.as_fd(), deadline)
+                            let descriptor = shared.memory.descriptor().map_err(failed)?;
+                            peer.link.send(MEMORY, descriptor.as_fd(), deadline)
                         }
                     };
                     sent.map_err(|error| outcome_of(&error, rank))
@@ -199,7 +143,7 @@ impl<T: Share> Offer<T> {
                 send()?;
             }
             for number in sent(at, own) {
-                let descriptor = peer.link.receive(T::TAG, deadline);
+                let descriptor = peer.link.receive(MEMORY, deadline);
                 received.insert((at, number), descriptor.map_err(|error| outcome_of(&error, rank))?);
             }
             if own > at {

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use cuda_driver::{
@@ -12,86 +13,107 @@ use cuda_driver::{
 };
 use process_group::{error_text, store::Deadline};
 
-use super::{Export, Fetched, Handle, Imported, Offer, Outcome, Party, PeerHandle, Shareable, map};
+use super::{
+    Export, Handle, HostMemory, Imported, Offer, Outcome, Party, PeerHandle, Shareable, local_registry, map,
+};
 
-/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` and
-/// `wanted` are those of [`Offer::fetch`]. `name(party, export)` returns a description of an export for error messages,
-/// given both indices.
+/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` is the
+/// index of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` opens of the
+/// member with index `from`, as indices into the exports of `from`. `wanted` must return the same on all members.
+/// `name(party, export)` returns a description of an export for error messages, given both indices.
 ///
 /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
 /// rank posts.
 pub(crate) fn open(
     context: &Context,
-    offer: &Offer<Shareable>,
+    offer: &Offer,
     own: usize,
     parties: &[Party<'_>],
     wanted: impl Fn(usize, usize) -> Vec<usize>,
     name: impl Fn(usize, usize) -> String,
     deadline: Deadline,
 ) -> Result<HashMap<(usize, usize), Imported>, Outcome> {
-    let fetched = offer.fetch(own, parties, wanted, deadline)?;
-    let opened = fetched.into_iter().map(|((at, number), found)| {
-        let peer = &parties[at];
-        let imported = import(context, offer, peer.exports[number], found);
-        let imported = imported.map_err(|problem| Outcome::Failed {
-            cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
-        })?;
-        Ok(((at, number), imported))
-    });
-    opened.collect()
+    let mut descriptors = offer.exchange_descriptors(own, parties, &wanted, deadline)?;
+    let mut opened = HashMap::new();
+    for (at, peer) in parties.iter().enumerate().filter(|(at, _)| *at != own) {
+        for number in wanted(at, own) {
+            let Some(export) = peer.exports.get(number) else { continue };
+            let imported = match peer.site.shares_process(parties[own].site) {
+                true => here(context, export),
+                false => import(context, offer, export, descriptors.remove(&(at, number))),
+            };
+            let imported = imported.map_err(|problem| Outcome::Failed {
+                cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
+            })?;
+            opened.insert((at, number), imported);
+        }
+    }
+    Ok(opened)
 }
 
-/// Opens an allocation of a peer.
+/// Opens an allocation of another rank of this process.
+fn here(context: &Context, export: &Export) -> Result<Imported, String> {
+    let found = local_registry::find(export.token);
+    Ok(match found.ok_or("it is no longer registered in this process")? {
+        Shareable::Virtual(physical) => return mapped(context, &physical, export),
+        Shareable::Plain(memory) => {
+            if memory.context.device() != context.device() {
+                context.enable_peer_access(&memory.context).map_err(|error| error_text(&error))?;
+            }
+            Imported::Here(memory)
+        }
+        Shareable::Host(memory) => Imported::Host(memory),
+        Shareable::Foreign(memory) => Imported::Foreign(Box::new(memory)),
+    })
+}
+
+/// Opens an allocation of a rank in another process, by the file descriptor that the rank has sent, or by its handle.
 fn import(
     context: &Context,
-    offer: &Offer<Shareable>,
+    offer: &Offer,
     export: &Export,
-    found: Fetched<Shareable>,
+    descriptor: Option<OwnedFd>,
 ) -> Result<Imported, String> {
-    let said = |error: cuda_driver::Error| error_text(&error);
-    let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
-    let physical = match (found, &export.handle) {
-        (Fetched::Here(Shareable::Virtual(physical)), _) => physical,
-        (Fetched::Here(Shareable::Plain(memory)), _) => {
-            if memory.context.device() != context.device() {
-                context.enable_peer_access(&memory.context).map_err(said)?;
-            }
-            return Ok(Imported::Here(memory));
+    let bytes = bytes_of(export)?;
+    let physical = match (&descriptor, &export.handle) {
+        (_, Handle::Foreign { kind, handle, .. }) if descriptor.is_some() || handle.is_some() => {
+            return foreign(offer, kind, descriptor.as_ref(), handle.as_deref(), bytes);
         }
-        (Fetched::Here(Shareable::Foreign(memory)), _) => return Ok(Imported::Foreign(Box::new(memory))),
-        (Fetched::Descriptor(descriptor), Handle::Foreign { kind, handle, .. }) => {
-            return foreign(offer, kind, Some(&descriptor), handle.as_deref(), bytes);
+        (Some(descriptor), Handle::Host) => {
+            let memory = HostMemory::open(context, descriptor.as_fd(), bytes)?;
+            return Ok(Imported::Host(Arc::new(memory)));
         }
-        (Fetched::ByHandle, Handle::Foreign { kind, handle: Some(handle), .. }) => {
-            return foreign(offer, kind, None, Some(handle), bytes);
-        }
-        (Fetched::Descriptor(descriptor), _) => {
-            PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes).map_err(said)?
-        }
-        (Fetched::ByHandle, Handle::Legacy { handle }) => return legacy(context, handle, bytes),
-        (Fetched::ByHandle, Handle::Virtual { fabric: Some(fabric), .. }) => {
+        (Some(descriptor), _) => PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes),
+        (None, Handle::Legacy { handle }) => return legacy(context, handle, bytes),
+        (None, Handle::Virtual { fabric: Some(fabric), .. }) => {
             let handle = <[u8; 64]>::try_from(&fabric[..])
                 .map_err(|_| format!("a fabric handle of {} bytes, expected 64", fabric.len()))?;
-            PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes).map_err(said)?
+            PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes)
         }
-        (Fetched::ByHandle, Handle::Virtual { .. } | Handle::Foreign { .. }) => {
-            return Err("it has no handle that this rank can open".to_owned());
-        }
+        (None, _) => return Err("it has no handle that this rank can open".to_owned()),
     };
-    map(context, &physical, bytes).map(Imported::Mapped).map_err(said)
+    mapped(context, &physical.map_err(|error| error_text(&error))?, export)
+}
+
+fn bytes_of(export: &Export) -> Result<usize, String> {
+    usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())
+}
+
+fn mapped(context: &Context, physical: &PhysicalMemory, export: &Export) -> Result<Imported, String> {
+    map(context, physical, bytes_of(export)?).map(Imported::Mapped).map_err(|error| error_text(&error))
 }
 
 /// Opens a peer's foreign memory: calls [`ForeignMemory::open`](super::ForeignMemory::open) on this rank's own memory
 /// of the same kind (the first one that this rank shares), with the peer's descriptor and handle as the argument.
 fn foreign(
-    offer: &Offer<Shareable>,
+    offer: &Offer,
     kind: &str,
     descriptor: Option<&OwnedFd>,
     handle: Option<&[u8]>,
     bytes: usize,
 ) -> Result<Imported, String> {
     let of_kind = |own: &&Shareable| matches!(own, Shareable::Foreign(memory) if memory.kind() == kind);
-    let Some(Shareable::Foreign(own)) = offer.resources().find(of_kind) else {
+    let Some(Shareable::Foreign(own)) = offer.memory().find(of_kind) else {
         return Err(format!("this rank shares no {kind:?} memory, expected some to open it with"));
     };
     let peer = PeerHandle { bytes, descriptor: descriptor.map(OwnedFd::as_fd), handle };
@@ -123,7 +145,10 @@ mod tests {
     use super::*;
     use crate::{
         common::turn,
-        sharing::{Share, Site, offer::HELLO},
+        sharing::{
+            Site,
+            offer::{HELLO, MEMORY},
+        },
     };
 
     /// Returns the error of rank 0 if rank 1 exports `handle`, but then sends a file descriptor of `/dev/null` with
@@ -166,12 +191,12 @@ mod tests {
 
     #[test]
     fn what_is_no_memory_is_not_opened() {
-        let cause = told_of(Shareable::TAG, Handle::DESCRIPTOR);
+        let cause = told_of(MEMORY, Handle::DESCRIPTOR);
         assert!(cause.contains("allocation 0 of rank 1") && cause.contains("cuMemImport"), "{cause}");
         let cause = told_of(Tag(*b"else"), Handle::DESCRIPTOR);
         assert!(cause.contains("rank 1") && cause.contains("expected"), "{cause}");
         let foreign = Handle::Foreign { kind: "host".to_owned(), descriptor: true, handle: None };
-        let cause = told_of(Shareable::TAG, foreign);
+        let cause = told_of(MEMORY, foreign);
         assert!(cause.contains("allocation 0 of rank 1: this rank shares no \"host\" memory"), "{cause}");
     }
 }

@@ -56,6 +56,21 @@ pub(crate) enum OpeningFailure {
     },
 }
 
+impl OpeningFailure {
+    /// Returns the rank to name as the cause, and a description of its failure.
+    pub(crate) fn cause(self) -> (u32, String) {
+        let (missing, noticed) = match self {
+            Self::Failed { rank, cause } => return (rank, cause),
+            Self::Lost { missing, noticed } => (missing, noticed),
+        };
+        let (rank, what) = match (missing.first(), noticed.first()) {
+            (Some(missing), _) => (*missing, "it did not answer"),
+            (None, noticed) => (noticed.copied().unwrap_or_default(), "it got no answer"),
+        };
+        (rank, format!("{what} while the members opened each other's memory"))
+    }
+}
+
 /// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not depend
 /// on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes precedence
 /// over [`Outcome::Alone`], because a rank that posts `Alone` usually waited for the missing rank.

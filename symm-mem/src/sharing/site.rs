@@ -3,7 +3,7 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::OnceLock,
+    sync::LazyLock,
 };
 
 use bootstrap::wire::wire_struct;
@@ -33,6 +33,10 @@ impl fmt::Display for Uuid {
         out.write_str(&uuid_text(&both.to_le_bytes()))
     }
 }
+
+/// A random number that identifies this process. A process id is not unique, because a process in another container may
+/// have the same id.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// The location of a rank, and the data by which the other ranks reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +71,7 @@ impl Site {
     /// The site of a rank of this process, without a device and without an endpoint.
     pub(crate) fn of_process() -> Self {
         let (device, unreachable) = (Uuid { low: 0, high: 0 }, Vec::new());
-        Self { host: link::host(), process: process(), device, unreachable, endpoint: Vec::new() }
+        Self { host: link::host(), process: *PROCESS, device, unreachable, endpoint: Vec::new() }
     }
 
     /// The site of a simulated rank, which has its own process and device. All simulated ranks are on one host.
@@ -87,11 +91,4 @@ impl Site {
     pub(crate) fn can_access(&self, other: &Self) -> bool {
         !self.unreachable.contains(&other.device)
     }
-}
-
-/// A random number that identifies this process. A process id is not unique, because a process in another container may
-/// have the same id.
-fn process() -> u64 {
-    static PROCESS: OnceLock<u64> = OnceLock::new();
-    *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }

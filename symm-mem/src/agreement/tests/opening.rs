@@ -26,8 +26,16 @@ fn handle() -> impl Strategy<Value = Handle> {
     let fabric = |descriptor| Handle::Virtual { descriptor, fabric: Some(vec![0; 64]) };
     let kind = "host".to_owned();
     let foreign = Handle::Foreign { kind, descriptor: true, handle: None };
-    let all =
-        [Handle::DESCRIPTOR, Handle::DESCRIPTOR, Handle::NONE, legacy, fabric(false), fabric(true), foreign];
+    let all = [
+        Handle::DESCRIPTOR,
+        Handle::DESCRIPTOR,
+        Handle::NONE,
+        legacy,
+        fabric(false),
+        fabric(true),
+        foreign,
+        Handle::Host,
+    ];
     select(all.to_vec())
 }
 
@@ -56,7 +64,7 @@ proptest! {
     fn all_members_open_or_none(hosts in vec((1u64..3, handle()), 2..5)) {
         let offers = (0..).zip(&hosts).map(|(rank, (host, handle))| offered(rank, *host, handle, true, 2));
         let can = |from: &(u64, Handle), to: &(u64, Handle)| match &from.1 {
-            Handle::Legacy { .. } => from.0 == to.0,
+            Handle::Legacy { .. } | Handle::Host => from.0 == to.0,
             Handle::Virtual { descriptor, fabric: handle } | Handle::Foreign { descriptor, handle, .. } => {
                 handle.is_some() || (*descriptor && from.0 == to.0)
             }

@@ -91,8 +91,7 @@ impl Core {
         }
         let own = &self.flag_pages[self.rank];
         let is_taken = |number| way == Way::Send || !self.withdraw(peer, number);
-        let lane = &self.lanes[Lane::number_of(way, peer)];
-        lane.pushes().has_any(captured, own.passed(peer, way), is_taken)
+        self.lane(way, peer).pushes().has_any(captured, own.passed(peer, way), is_taken)
     }
 
     /// Returns the lowest other rank that has given up (has announced that it ends its waits), or `None` if there is

@@ -14,7 +14,7 @@ use super::{
         rounds::{Action, Kind, Load, Step, steps, takes_turns},
         zero_copy::ZeroCopy,
     },
-    Core, ring_of,
+    Core,
 };
 
 impl Core {
@@ -104,7 +104,7 @@ impl Core {
         captured: bool,
     ) -> cuda_driver::Result<()> {
         let Lane { way, peer, .. } = *part.lane;
-        let (own, other) = (&*self.flag_pages[self.rank], &*self.flag_pages[peer]);
+        let (own, other) = (&self.flag_pages[self.rank], &self.flag_pages[peer]);
         let zero_copy = ZeroCopy { own, other, rank: self.rank, peer, way, captured };
         // SAFETY: the caller's contract. Flag pages, rings and mappings stay valid until the lanes are idle. Only a
         // lane's first stream waits for words of zero-copy messages.
@@ -174,20 +174,21 @@ impl Core {
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);
-        let (awaited, told) = match lane.way {
-            Way::Send => (Word::Empty, Word::Full),
-            Way::Receive => (Word::Full, Word::Empty),
-        };
-        move |slot| (own.at(peer, awaited, slot), other.at(rank, told, slot))
+        move |slot| {
+            let (awaited, told) = match lane.way {
+                Way::Send => (Word::Empty(slot), Word::Full(slot)),
+                Way::Receive => (Word::Full(slot), Word::Empty(slot)),
+            };
+            (own.at(peer, awaited), other.at(rank, told))
+        }
     }
 
     /// Address of the first slot of the ring for messages to or from a peer.
     fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
-        let (from, to) = match way {
-            Way::Send => (self.rank, peer),
-            Way::Receive => (peer, self.rank),
-        };
+        let (from, to) = self.ends(way, peer);
+        // The memory of rank `to` has no ring for messages from `to` to itself.
+        let ring = if from < to { from } else { from - 1 };
         let bytes = self.ring.slots() * self.ring.slot_bytes;
-        self.memory.buffers().addresses()[to] + self.memory.offset() + ring_of(from, to) * bytes
+        self.memory.buffers().addresses()[to] + self.memory.offset() + ring * bytes
     }
 }

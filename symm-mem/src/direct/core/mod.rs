@@ -19,15 +19,15 @@ use cuda_driver::{
     graph::{CaptureInfo, CaptureStatus},
 };
 use process_group::{
-    group::path::{Message, PathError, Way},
+    group::path::{Message, MessageDifference, PathError, Way},
     store::Deadline,
 };
 
 use super::{
-    claim::{Claim, await_claim, claim, take, withdraw},
+    claim::{await_claim, claim, take, withdraw},
     flag_page::{AHEAD, FlagPage},
     half::Half,
-    lane::{Lane, Ring, compare},
+    lane::{Lane, Ring},
     part::{Part, Piece},
     place::Place,
     zero_copy::{Offer, Take},
@@ -54,7 +54,7 @@ pub(super) struct Core {
     pub(super) world: usize,
     pub(super) ring: Ring,
     context: Context,
-    /// Two lanes for each member: one for messages to it, and one for messages from it.
+    /// Two lanes for each member: one for messages to it, and one for messages from it. The former come first.
     lanes: Box<[Lane]>,
     /// Spare events that order one stream after another. Index 0: for use outside of captures. Index 1: for use in
     /// captures. An event that was recorded in a capture is not used outside of one, because a wait for it might make
@@ -75,7 +75,7 @@ pub(super) struct Core {
     /// The segments of the group's committed pools.
     mapped: Arc<MappedSegments>,
     /// By rank.
-    pub(super) flag_pages: Vec<Arc<FlagPage>>,
+    pub(super) flag_pages: Vec<FlagPage>,
     /// The rings of all ranks.
     memory: SymmetricMemory,
 }
@@ -101,28 +101,25 @@ struct Called {
     is_first: bool,
 }
 
-/// Index of the ring for messages from rank `from`, among the rings in the memory of rank `to`. There is no ring for
-/// messages from `to` to itself. So the index is `from` for the ranks below `to`, and `from - 1` for those above.
-pub(super) fn ring_of(from: usize, to: usize) -> usize {
-    if from < to { from } else { from - 1 }
-}
-
 impl Core {
     pub(super) fn new(
         context: &Context,
         rank: usize,
         ring: Ring,
-        flag_pages: Vec<Arc<FlagPage>>,
+        flag_pages: Vec<FlagPage>,
         (mapped, memory): (Arc<MappedSegments>, SymmetricMemory),
     ) -> cuda_driver::Result<Self> {
         let world = flag_pages.len();
-        let lane = |at: usize| Lane::new(context, [Way::Send, Way::Receive][at % 2], at / 2);
+        let lanes =
+            [Way::Send, Way::Receive].into_iter().flat_map(|way| (0..world).map(move |peer| (way, peer)));
         Ok(Self {
             rank,
             world,
             ring,
             context: context.clone(),
-            lanes: (0..2 * world).map(lane).collect::<cuda_driver::Result<_>>()?,
+            lanes: lanes
+                .map(|(way, peer)| Lane::new(context, way, peer))
+                .collect::<cuda_driver::Result<_>>()?,
             forks: Default::default(),
             is_aborted: AtomicBool::new(false),
             aborted: OnceLock::new(),
@@ -168,10 +165,10 @@ impl Core {
     ) -> Result<(), PathError> {
         let _inside = self.enter()?;
         let capture = self.capture(stream)?;
-        let mut wanted: Vec<_> =
-            messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
+        let others = messages.iter().filter(|message| message.peer != self.rank);
+        let mut wanted: Vec<_> = others.map(|message| self.lane_number(message.way, message.peer)).collect();
         // All threads lock lanes in the same order, to avoid a deadlock. Lanes that send come first.
-        wanted.sort_unstable_by_key(|lane| order(*lane));
+        wanted.sort_unstable();
         wanted.dedup();
         let part = |at: &usize| {
             let lane = &self.lanes[*at];
@@ -191,7 +188,8 @@ impl Core {
         launched
     }
 
-    /// Launches `messages`. `parts` contains the locked lanes of the messages, sorted by [`order`].
+    /// Launches `messages`. `parts` has the locked lanes of the messages, in the order of their
+    /// [numbers](Self::lane_number).
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -214,16 +212,16 @@ impl Core {
         for called in called {
             let (message, zero_copy) = (called.message, self.zero_copy(&called, stream, deadline)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
-            let wanted = order(lane_of(&message));
-            let place = parts.binary_search_by_key(&wanted, |part| order(part.lane.number()));
+            let wanted = self.lane_number(message.way, message.peer);
+            let number = |part: &Part<'_>| self.lane_number(part.lane.way, part.lane.peer);
+            let place = parts.binary_search_by_key(&wanted, number);
             let Part { state, pieces, .. } =
                 &mut parts[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
             match zero_copy {
                 Some(piece) => pieces.push(piece),
                 None => {
-                    let mut chunks = Vec::new();
-                    state.cut(self.ring, at, bytes, capture.is_some(), &mut chunks);
-                    pieces.extend(chunks.into_iter().map(Piece::Chunk));
+                    let chunks = self.ring.cut(at, bytes, capture.is_some(), &mut state.next);
+                    pieces.extend(chunks.map(Piece::Chunk));
                 }
             }
             let launched = &self.launched[usize::from(zero_copy.is_none())];
@@ -326,20 +324,22 @@ impl Core {
         if offers_to_receive {
             self.note_push(&logged);
         }
-        if let Err(aborted) = self.check() {
-            if offers_to_receive {
-                self.lane(&message).pushes().forget(number, captured);
-            }
-            return Err(aborted);
-        }
-        if claim(self.claim_of(&logged), number, way) == Claim::First {
+        let is_first = self.check().map(|()| claim(self.claim_of(&logged), number, way));
+        if matches!(is_first, Ok(true)) {
             return Ok(logged);
         }
         if offers_to_receive {
-            self.lane(&message).pushes().forget(number, captured);
+            self.lane(way, peer).pushes().forget(number, captured);
         }
+        is_first?;
         let (theirs, place) = self.flag_pages[peer].log(self.rank, way.opposite()).get(number);
-        compare((self.rank, peer), way, number, (Half::of(&buffer, captured), Half(theirs)))?;
+        let (own, theirs) = (Half::of(&buffer, captured), Half(theirs));
+        if own != theirs {
+            let (from, to) = self.ends(way, peer);
+            let (sent, received) = if way == Way::Send { (own, theirs) } else { (theirs, own) };
+            let (sent, received) = (sent.to_string(), received.to_string());
+            return Err(MessageDifference { from, to, number: number + 1, sent, received }.into());
+        }
         Ok(Called { place: Place(place), is_first: false, ..logged })
     }
 
@@ -368,7 +368,7 @@ impl Core {
         let taken = self.check().map(|()| take(self.claim_of(called), number));
         if !matches!(taken, Ok(true)) {
             if way == Way::Send {
-                self.lane(&message).pushes().forget(number, captured);
+                self.lane(way, peer).pushes().forget(number, captured);
             }
             // If the peer has withdrawn the offer, its launch has failed or its group has ended, so the message is not
             // received.
@@ -380,16 +380,26 @@ impl Core {
         })))
     }
 
-    fn lane(&self, message: &Message) -> &Lane {
-        &self.lanes[lane_of(message)]
+    /// Index of a lane in [`lanes`](Self::lanes).
+    fn lane_number(&self, way: Way, peer: usize) -> usize {
+        usize::from(way == Way::Receive) * self.world + peer
+    }
+
+    /// The sender and the receiver of a message.
+    fn ends(&self, way: Way, peer: usize) -> (usize, usize) {
+        match way {
+            Way::Send => (self.rank, peer),
+            Way::Receive => (peer, self.rank),
+        }
+    }
+
+    fn lane(&self, way: Way, peer: usize) -> &Lane {
+        &self.lanes[self.lane_number(way, peer)]
     }
 
     /// Returns the word in which both ends [claim](super::claim) a message.
     fn claim_of(&self, Called { message, number, .. }: &Called) -> &AtomicU64 {
-        let (from, to) = match message.way {
-            Way::Send => (self.rank, message.peer),
-            Way::Receive => (message.peer, self.rank),
-        };
+        let (from, to) = self.ends(message.way, message.peer);
         self.flag_pages[to].claim(from, *number)
     }
 
@@ -403,7 +413,7 @@ impl Core {
     /// Notes that the sender may copy this message into the receiver's buffer, so that an abort gives the copy time.
     fn note_push(&self, Called { message, number, captured, .. }: &Called) {
         let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
-        self.lane(message).pushes().note(*number, *captured, passed);
+        self.lane(message.way, message.peer).pushes().note(*number, *captured, passed);
     }
 
     /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `ahead` returns the current lead in
@@ -411,9 +421,7 @@ impl Core {
     fn await_peer(&self, peer: usize, ahead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
         let mut pause = Duration::from_micros(20);
         while ahead() >= AHEAD {
-            if self.is_aborted.load(Ordering::Acquire) {
-                return Err(PathError::Aborted);
-            }
+            self.check()?;
             if deadline.expired() {
                 return Err(PathError::Ahead { peer, messages: AHEAD, waited: deadline.waited() });
             }
@@ -478,14 +486,4 @@ const TOGETHER: usize = AHEAD as usize / 2;
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.
 fn copy_time(bytes: usize) -> Duration {
     Duration::from_nanos(bytes as u64 / 400)
-}
-
-/// Index of a message's lane.
-fn lane_of(message: &Message) -> usize {
-    Lane::number_of(message.way, message.peer)
-}
-
-/// Sort key: the order in which lanes are locked.
-fn order(lane: usize) -> (usize, usize) {
-    (lane % 2, lane)
 }

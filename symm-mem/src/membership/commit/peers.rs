@@ -16,7 +16,7 @@ use crate::{
 /// The memory that this rank offers in one commit. The other members can open it until this value is dropped.
 pub(super) struct OfferedPeers {
     group: Arc<PeerGroup>,
-    offer: Offer<Shareable>,
+    offer: Offer,
     /// This rank's signal pad. `None` if the members have opened each other's pads in an earlier commit.
     pad: Option<OwnPad>,
     /// The address and the length in bytes of each new segment.

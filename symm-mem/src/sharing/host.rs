@@ -1,0 +1,70 @@
+//! Memory of the host that its processes share.
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    ptr::NonNull,
+};
+
+use cuda_driver::{
+    Context, DevicePtr,
+    memory::{RegisterFlags, RegisteredMemory},
+};
+use process_group::{error_text, link::SharedMemory};
+
+/// Memory of the host, accessible to the devices of this process. Other processes of the host can open it.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    device: DevicePtr,
+    /// Declared before `memory`, because it must be dropped first.
+    _registration: RegisteredMemory<'static>,
+    memory: SharedMemory,
+    /// By which other processes open the memory. `None` for memory that another process has created.
+    descriptor: Option<OwnedFd>,
+}
+
+impl HostMemory {
+    /// Creates memory of `bytes` zeros.
+    pub(crate) fn create(context: &Context, bytes: usize) -> Result<Self, String> {
+        let created = SharedMemory::create(bytes);
+        let (descriptor, memory) = created.map_err(|error| format!("shared host memory: {error}"))?;
+        Self::register(context, memory, Some(descriptor)).map_err(|error| error_text(&error))
+    }
+
+    /// Opens the memory of another process.
+    pub(super) fn open(context: &Context, memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
+        let memory = SharedMemory::open(memory, bytes)?;
+        Self::register(context, memory, None).map_err(|error| error_text(&error))
+    }
+
+    fn register(
+        context: &Context,
+        memory: SharedMemory,
+        descriptor: Option<OwnedFd>,
+    ) -> cuda_driver::Result<Self> {
+        let flags = RegisterFlags::PORTABLE | RegisterFlags::DEVICE_MAPPED;
+        // SAFETY: `memory` stays mapped until it is dropped, which is after the drop of the registration. No other code
+        // unmaps it. Its bytes are initialized, by zeros or by another process.
+        let registration =
+            unsafe { RegisteredMemory::from_raw(context, memory.start(), memory.bytes(), flags) }?;
+        Ok(Self { device: registration.device_ptr()?, _registration: registration, memory, descriptor })
+    }
+
+    pub(super) fn descriptor(&self) -> Result<OwnedFd, String> {
+        let descriptor = self.descriptor.as_ref().ok_or("the host memory belongs to another process")?;
+        descriptor.try_clone().map_err(|error| error.to_string())
+    }
+
+    /// The address at which devices access the memory.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.device
+    }
+
+    /// The address at which host threads access the memory.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.memory.start()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+}
