@@ -1,16 +1,15 @@
 //! Executes the programs of ranks. This file executes the actions that need no other rank. For all other actions, it
 //! calls `meetings` or `plans`, which begin a meeting.
 
-use std::collections::BTreeMap;
-
+use caching_alloc::core::SegmentMemory;
 use process_group::group::GroupId;
 
 use super::{
-    library::Life,
-    rank::{Capture, Membership},
-    results::{Used, Way},
+    library::{Extent, Life},
+    rank::{Capture, Membership, Rank},
+    results::{Kind, Meeting, Used, Way},
     scenario::{Action, DEADLINE},
-    violation::Violation,
+    violation::{Violation, bail, ensure},
     work::{Machine, Work},
     world::{Event, World, tell},
 };
@@ -28,10 +27,9 @@ impl World {
                 self.at(later, Event::Resume(rank));
                 return Ok(());
             }
-            Action::Commit { group, policy, deadline } => return self.commit(rank, group, policy, deadline),
+            Action::Commit { group, second, last } => return self.commit(rank, group, second, last),
             Action::Skip { group } => self.skip(rank, group),
-            Action::CommitSecond { group } => return self.commit_second(rank, group),
-            Action::CommitAll { groups, policy, deadline } => {
+            Action::CommitAll { groups, last } => {
                 let state = self.rank(rank);
                 let pool = state.pool.id();
                 let named: Vec<(u32, GroupId, PoolId)> = groups
@@ -41,7 +39,7 @@ impl World {
                 // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
                 for at in several::in_order(&named).into_iter().rev() {
                     let group = named[at].1.uid;
-                    state.program.push_front(Action::Commit { group, policy, deadline });
+                    state.program.push_front(Action::Commit { group, second: false, last });
                 }
             }
             Action::AllocateAgreed { bytes } => {
@@ -50,14 +48,12 @@ impl World {
                 let start = state.pool.memberships().begin_length(bytes, deadline);
                 let round = state.lengths;
                 state.lengths += 1;
-                let machine = Box::new(Machine::new(start, self.random.next())?);
-                return self.begin(rank, Work::Length { machine }, round, 0, deadline);
+                let work = Work::Length { machine: Machine::new(start, self.random.next())? };
+                return self.begin(rank, work, Meeting { kind: Kind::Length, epoch: 0, round }, deadline);
             }
-            Action::Retire { nth, count, deadline } => return self.retire(rank, nth, count, deadline),
-            Action::Meet { group, what, deadline } => return self.meet(rank, group, what, deadline),
-            Action::Exchange { group, name, seed, deadline } => {
-                return self.exchange(rank, group, name, seed, deadline);
-            }
+            Action::Retire { nth, count } => return self.retire(rank, nth, count),
+            Action::Meet { group, what } => return self.meet(rank, group, what),
+            Action::Exchange { group, name, seed } => return self.exchange(rank, group, name, seed),
             Action::Copy { group, name, former } => self.copy(rank, group, name, former)?,
             Action::DropPlans { group, name, all } => self.drop_plans(rank, group, name, all)?,
             Action::CloseExchanges => self.close_exchanges(rank)?,
@@ -103,13 +99,9 @@ impl World {
         let block = state.pool.allocate(bytes);
         state.observe()?;
         if let Ok(block) = block {
-            let (identity, begin) = (state.identity(), block.ptr().0);
+            let (identity, begin) = (state.identity, block.ptr().0);
             if let Some(used) = state.used_by_graph(begin..begin + block.bytes()) {
-                let what = format!(
-                    "rank {rank} places a block at {begin:#x} where a graph of its uses {:#x} to {:#x}",
-                    used.start, used.end
-                );
-                return Err(Violation(what));
+                bail!("rank {rank} places a block at {begin:#x} where a graph of its uses {used:#x?}");
             }
             state.blocks.push((block, identity));
         }
@@ -123,20 +115,16 @@ impl World {
         let state = self.rank(rank);
         state.observe()?;
         let device = state.device.clone();
-        for memory in device.returned() {
-            let state = &self.ranks[rank as usize];
-            if state.used_by_graph(memory.address..memory.address + memory.bytes).is_some() {
-                let at = memory.address;
-                return Err(Violation(format!(
-                    "rank {rank} gives the memory at {at:#x} back, which a graph uses"
-                )));
-            }
-            if let Some((group, holder)) = self.library.reached(rank, memory.address, memory.bytes) {
-                let what = format!(
-                    "rank {rank} gives the memory at {:#x} back, under the window that rank {holder} has of it in {group}",
-                    memory.address
+        for SegmentMemory { address, bytes, .. } in device.returned() {
+            ensure!(
+                self.ranks[rank as usize].used_by_graph(address..address + bytes).is_none(),
+                "rank {rank} gives the memory at {address:#x} back, which a graph uses"
+            );
+            if let Some((group, holder)) = self.library.reached(rank, address, bytes) {
+                bail!(
+                    "rank {rank} gives the memory at {address:#x} back, under the window that rank {holder} has of \
+                     it in {group}"
                 );
-                return Err(Violation(what));
             }
         }
         device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
@@ -147,44 +135,29 @@ impl World {
     /// group in the same epoch, and continues the count of its commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
-        let state = self.rank(rank);
-        let (id, commits, seconds, life, collectives, messages) = match state.groups.remove(&group) {
-            None => (GroupId { uid: group, epoch: 0 }, 0, 0, 1, 0, BTreeMap::new()),
-            Some(former) => {
-                state.pool.forget(former.id);
-                let id = GroupId { uid: group, epoch: former.id.epoch + u64::from(epoch) };
-                let (commits, seconds, life) =
-                    if epoch { (0, 0, 1) } else { (former.commits, former.seconds, former.life + 1) };
-                self.library.leave(Life { group: former.id, number: former.life }, rank)?;
-                (id, commits, seconds, life, former.collectives, former.messages)
+        let state = &mut self.ranks[rank as usize];
+        let mut made = Membership::new(group, members.clone());
+        if let Some(former) = state.groups.remove(&group) {
+            state.pool.forget(former.id);
+            made.id.epoch = former.id.epoch + u64::from(epoch);
+            if !epoch {
+                (made.commits, made.seconds) = (former.commits, former.seconds);
+                made.life = former.life + 1;
             }
-        };
-        let context = self.ranks[rank as usize].device.context();
-        self.library.join(Life { group: id, number: life }, &members, rank, context)?;
-        let membership = Membership {
-            id,
-            members,
-            commits,
-            seconds,
-            meetings: 0,
-            life,
-            collectives,
-            messages,
-            kept: None,
-            peer_mappings: BTreeMap::new(),
-        };
-        self.rank(rank).groups.insert(group, membership);
+            (made.collectives, made.messages) = (former.collectives, former.messages);
+            self.library.leave(Life { group: former.id, number: former.life }, rank)?;
+        }
+        let life = Life { group: made.id, number: made.life };
+        self.library.join(life, &members, rank, state.device.context())?;
+        state.groups.insert(group, made);
         Ok(())
     }
 
     /// Counts a message as sent or received, if this rank is its sender or receiver and the group is not poisoned.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
-        let state = self.rank(rank);
-        let Some(membership) = state.groups.get(&group) else { return };
-        if state.is_poisoned(membership.id) {
-            return;
-        }
-        let Some(membership) = state.groups.get_mut(&group) else { return };
+        let Rank { pool, groups, .. } = self.rank(rank);
+        let membership = groups.get_mut(&group).filter(|it| pool.poison(it.id).is_none());
+        let Some(membership) = membership else { return };
         if rank == from {
             membership.send(to);
         } else if rank == to {
@@ -198,67 +171,62 @@ impl World {
     /// that all members have registered the same segments in that window.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
-        let Some(membership) = state.groups.get(&group) else { return Ok(()) };
+        let membership = state.groups.get_mut(&group).filter(|it| state.pool.poison(it.id).is_none());
+        let Some(membership) = membership else { return Ok(()) };
+        membership.collectives += 1;
         let id = membership.id;
-        if state.is_poisoned(id) {
-            return Ok(());
-        }
-        if let Some(membership) = state.groups.get_mut(&group) {
-            membership.collectives += 1;
-        }
         let Some((block, identity)) = state.block(nth) else { return Ok(()) };
         let (ptr, bytes, identity, place) = (block.ptr(), block.bytes(), *identity, block.placement());
         let found = state.pool.lookup(ptr, bytes, id).map_err(Violation::of)?;
         let Some(found) = found.filter(|found| found.placement == place) else {
-            return Err(Violation(format!("rank {rank} does not find its block at {place:?}: {found:?}")));
+            bail!("rank {rank} does not find its block at {place:?}: {found:?}");
         };
         let life = state.life(id);
         let way = match (found.standing, self.library.is_plain(life, rank, ptr.0)) {
             (Standing::Window { serial }, false) => {
-                let begin = self.library.window(life, rank, serial).map_or(0, |own| own.address);
-                Way::Window { serial, offset: ptr.0.wrapping_sub(begin) }
+                let own = self.library.window(life, rank, serial);
+                let Some(own) = own.filter(|own| (own.address..own.address + own.bytes).contains(&ptr.0))
+                else {
+                    bail!("rank {rank} finds window {serial} of group {id} at {place:?}, which is {own:?}");
+                };
+                self.check_window(life, rank, serial, own)?;
+                Way::Window { serial, offset: ptr.0 - own.address }
             }
             (Standing::Registered, true) => Way::Registered,
             (Standing::Agreed | Standing::Pending, false) => Way::Without,
             (standing, plain) => {
-                let what = format!(
+                bail!(
                     "rank {rank} finds {place:?} as {standing:?} of group {id}; registered plainly: {plain}"
-                );
-                return Err(Violation(what));
+                )
             }
         };
-        if let Way::Window { serial, offset } = way {
-            let own = self.library.window(life, rank, serial);
-            if own.is_none_or(|own| offset >= own.bytes) {
-                let what =
-                    format!("rank {rank} finds window {serial} of group {id} at {place:?}, which is {own:?}");
-                return Err(Violation(what));
-            }
-            for other in
-                self.scenario.groups[&group].iter().filter(|other| !self.library.is_gone(life, **other))
-            {
-                let its = self.library.window(life, *other, serial).map(|its| its.identity);
-                if its != own.map(|own| own.identity) {
-                    let what =
-                        format!("rank {rank} uses window {serial} of group {id}, which rank {other} has not");
-                    return Err(Violation(what));
-                }
-            }
-            // `Rank::observe` writes the identity of each segment to the start of the segment. So the memory of every
-            // member's window begins with the identity of the window's first segment, and this number is the same on
-            // all members.
-            if let (Some(own), Some(next)) = (own, self.library.next_window(life, rank, serial)?) {
-                let device = &self.ranks[rank as usize].device;
-                let (own, found) = (device.read(own.address)?, device.read(next)?);
-                if found != own {
-                    let what = format!(
-                        "rank {rank} finds {found:#x} in window {serial} of the next member of group {id}"
-                    );
-                    return Err(Violation(format!("{what}, and {own:#x} in its own")));
-                }
-            }
-        }
         self.uses.entry((group, site)).or_default().push(Used { rank, identity, way });
+        Ok(())
+    }
+
+    /// Checks that all members have registered the same segments as `own` in window `serial`, and that `rank` reaches
+    /// the memory of the next member through this window.
+    fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
+        let id = life.group;
+        for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {
+            let its = self.library.window(life, *other, serial).map(|its| its.identity);
+            ensure!(
+                its == Some(own.identity),
+                "rank {rank} uses window {serial} of group {id}, which rank {other} has not"
+            );
+        }
+        // `Rank::observe` writes the identity of each segment to the start of the segment. So the memory of every
+        // member's window begins with the identity of the window's first segment, and this number is the same on all
+        // members.
+        if let Some(next) = self.library.next_window(life, rank, serial)? {
+            let device = &self.ranks[rank as usize].device;
+            let (own, found) = (device.read(own.address)?, device.read(next)?);
+            ensure!(
+                found == own,
+                "rank {rank} finds {found:#x} in window {serial} of the next member of group {id}, and {own:#x} in \
+                 its own"
+            );
+        }
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::{
     ffi::{c_int, c_void},
     ptr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicPtr, Ordering},
     },
     time::Duration,
@@ -21,17 +21,6 @@ use super::violation::Violation;
 
 /// Memory registered by `ncclCommRegister`.
 pub(super) type Registration = *mut c_void;
-
-/// The calls that [`Communicator::register`] has begun and that have ended.
-pub(super) type Ends = Arc<Mutex<Vec<End>>>;
-
-/// The end of a call that registers windows.
-pub(super) struct End {
-    /// The `token` argument of the [`Communicator::register`] call.
-    pub(super) token: u64,
-    /// The handles of the windows, in the order of the call's `memory`, or a description of NCCL's error.
-    pub(super) windows: Result<Vec<usize>, String>,
-}
 
 /// One rank's communicator.
 #[derive(Debug)]
@@ -85,15 +74,17 @@ impl Communicator {
         self.handle as ncclComm_t
     }
 
-    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. Adds an [`End`] with
-    /// this `token` to `ends` when the call ends.
-    pub(super) fn register(&self, memory: Vec<(u64, u64)>, token: u64, ends: &Ends) -> Result<(), Violation> {
-        let (api, context, ends, communicator) =
-            (self.api.clone(), self.context.clone(), ends.clone(), self.handle);
+    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When the call ends, calls
+    /// `end` with the handles of the windows, in the order of `memory`, or with a description of NCCL's error.
+    pub(super) fn register(
+        &self,
+        memory: Vec<(u64, u64)>,
+        end: impl FnOnce(Result<Vec<usize>, String>) + Send + 'static,
+    ) -> Result<(), Violation> {
+        let (api, context, communicator) = (self.api.clone(), self.context.clone(), self.handle);
         begin(move || {
             let register = || windows(&api, communicator as ncclComm_t, &memory);
-            let windows = context.with_current(register).unwrap_or_else(|error| Err(error.to_string()));
-            ends.lock().unwrap_or_else(PoisonError::into_inner).push(End { token, windows });
+            end(context.with_current(register).unwrap_or_else(|error| Err(error.to_string())));
         })?;
         settle()
     }

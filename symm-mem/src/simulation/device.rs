@@ -20,7 +20,10 @@ use cuda_driver::{
 use gpu_sim::{Action, Injection, World};
 use nccl_sys::ncclResult_t;
 
-use super::{library::Library, violation::Violation};
+use super::{
+    library::Library,
+    violation::{Violation, ensure},
+};
 use crate::sharing;
 
 /// The memory of each simulated device in bytes. It is more than any run allocates. It cannot be much larger: a pool
@@ -74,7 +77,7 @@ impl Devices {
         let source = VirtualMemorySource::new(&context, sharing);
         let source = source.and_then(|source| if in_a_row { source.in_a_row() } else { Ok(source) });
         let source = LimitingSource::new(source.map_err(Violation::of)?, bytes);
-        Ok(Device { context, source, state: Mutex::default() })
+        Ok(Device { context, source, releases: Mutex::default() })
     }
 
     /// Returns NCCL for these devices.
@@ -128,11 +131,11 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
 pub(super) struct Device {
     context: Context,
     source: LimitingSource<VirtualMemorySource>,
-    state: Mutex<State>,
+    releases: Mutex<Releases>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Releases {
     /// The segments freed since the last call of [`Device::returned`].
     returned: Vec<SegmentMemory>,
     /// The first error of a release, see [`Device::wrong`].
@@ -142,7 +145,7 @@ struct State {
 impl Device {
     /// Returns the segments freed since the last call of this function.
     pub(super) fn returned(&self) -> Vec<SegmentMemory> {
-        std::mem::take(&mut self.state().returned)
+        std::mem::take(&mut self.releases().returned)
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -173,18 +176,20 @@ impl Device {
         sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
     }
 
-    /// Returns the number of bytes that are allocated from this source.
-    pub(super) fn live(&self) -> u64 {
-        self.source.allocated()
+    /// Fails if memory of this source, which belongs to `rank`, is still allocated, or if a release has failed.
+    pub(super) fn check_released(&self, rank: u32) -> Result<(), Violation> {
+        let (live, wrong) = (self.source.allocated(), self.wrong());
+        ensure!(live == 0 && wrong.is_none(), "rank {rank} leaves {live} bytes of device memory: {wrong:?}");
+        Ok(())
     }
 
     /// Returns the error of the first failed release of memory, or `None` if all releases have succeeded.
     pub(super) fn wrong(&self) -> Option<String> {
-        self.state().wrong.clone()
+        self.releases().wrong.clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn releases(&self) -> MutexGuard<'_, Releases> {
+        self.releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,10 +208,10 @@ impl SegmentSource for Device {
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let released = self.source.release(memory);
-        let mut state = self.state();
+        let mut releases = self.releases();
         match &released {
-            Ok(()) => state.returned.push(*memory),
-            Err(error) => _ = state.wrong.get_or_insert(error.to_string()),
+            Ok(()) => releases.returned.push(*memory),
+            Err(error) => _ = releases.wrong.get_or_insert(error.to_string()),
         }
         released
     }

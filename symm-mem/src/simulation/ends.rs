@@ -1,5 +1,4 @@
-//! Ends the meetings of ranks, and checks for leaks at the end of a run. A meeting is one agreement among ranks, such
-//! as that of a commit (see `work`).
+//! Ends the meetings of ranks, and checks for leaks at the end of a run.
 
 use std::{
     mem,
@@ -14,12 +13,12 @@ use cuda_driver::DevicePtr;
 
 use super::{
     library::Life,
-    rank::{Span, Task},
-    registration::Left,
-    results::Ended,
-    violation::Violation,
-    work::{End, Work},
-    world::{Event, Offer, World, tell},
+    rank::Task,
+    registration::Unregistered,
+    results::{Ended, Kind, Meeting, Said},
+    violation::{Violation, bail, ensure},
+    work::Work,
+    world::{Event, World, tell},
 };
 use crate::{
     Standing,
@@ -32,132 +31,77 @@ use crate::{
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
-    /// Ends the rank's meeting: passes the result to the pool, checks and records it, and schedules the next action. If
-    /// a commit leaves segments for plain registration, registers them and begins the agreement on this registration.
-    /// The end of that agreement then schedules the next action.
-    pub(super) fn end(&mut self, rank: u32, end: End) -> Result<(), Violation> {
-        let said = end.said();
-        let now = self.now;
-        let state = self.rank(rank);
+    /// Ends the rank's meeting: passes the result `said` to the pool, checks and records it, removes the keys `read`
+    /// from the store, and schedules the next action. If a commit leaves segments without windows, registers them and
+    /// begins the agreement on this registration. The end of that agreement then schedules the next action.
+    pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
+        let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
-        let Span { round, epoch, begun, deadline } = span;
-        let (kind, groups) = (work.kind(), work.groups());
+        let Meeting { kind, round, .. } = span.meeting;
+        let groups = work.groups();
         let lost = said.store_failed();
         state.lost |= lost;
-        let (mut left, mut met, mut earlier) = (None, None, Vec::new());
-        let read = match (work, end) {
-            (
-                Work::Commit { machine, group_state, group, mut segments, serials, .. },
-                End::Commit(meeting),
-            ) => {
-                met = meeting.result.is_ok().then_some(machine.member.name);
-                let without = self.end_commit(rank, &group_state, &segments, &serials, meeting.result)?;
+        let (mut unregistered, mut met, mut earlier) = (None, None, Vec::new());
+        match (work, said.clone()) {
+            (Work::Commit { machine, group_state, mut segments, serials, .. }, Said::Commit(result)) => {
+                met = result.is_ok().then_some(machine.member.name);
+                let without = self.end_commit(rank, kind, &group_state, &segments, &serials, result)?;
                 earlier = lock(&group_state).log.take_left();
                 segments.truncate(without);
-                left = (without > 0).then_some(Left { group_state, group, segments });
-                meeting.read
+                unregistered = (without > 0).then_some(Unregistered { group_state, segments });
             }
-            (Work::Second { machine, group_state, .. }, End::Commit(meeting)) => {
-                met = meeting.result.is_ok().then_some(machine.member.name);
-                let (cause, mut group_state) = (Some(LOST.to_owned()), lock(&group_state));
-                let ended = state.second.memberships().end_commit(
-                    &mut group_state,
-                    meeting.result,
-                    cause,
-                    &[],
-                    Done::default(),
-                );
-                drop(ended);
-                earlier = group_state.log.take_left();
-                meeting.read
+            (Work::Plain { unregistered, registered, .. }, Said::Plain(result)) => {
+                self.end_plain(rank, &unregistered, registered, result)?;
             }
-            (Work::Plain { group_state, group, segments, registered, .. }, End::Plain(meeting)) => {
-                self.end_plain(rank, Left { group_state, group, segments }, registered, meeting.result)?;
-                meeting.read
+            (Work::Retire { machine, ordinals, group_states }, Said::Retire(result)) => {
+                let memberships = state.pool.memberships();
+                earlier = memberships.meetings().end(&machine.member, result.is_ok());
+                let lost = Some(LOST.to_owned());
+                let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
+                let mut dead = dead.into_iter().map(|id| state.life(id));
+                dead.try_for_each(|life| self.library.leave(life, rank))?;
+                met = result.is_ok().then_some(machine.member.name);
             }
-            (Work::Retire { machine, ordinals, group_states }, End::Retire(meeting)) => {
-                met = meeting.result.is_ok().then(|| machine.member.name.clone());
-                earlier = state.pool.memberships().meetings().end(&machine.member, meeting.result.is_ok());
-                let only: Vec<_> = group_states.into_iter().map(|(_, group_state)| group_state).collect();
-                let (_, dead) = state.pool.memberships().end_retirement(
-                    &ordinals,
-                    &only,
-                    &meeting.result,
-                    Some(LOST.to_owned()),
-                );
-                let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
-                dead.into_iter().try_for_each(|life| self.library.leave(life, rank))?;
-                meeting.read
-            }
-            (Work::Length { machine }, End::Length(meeting)) => {
-                met = meeting.result.is_ok().then(|| machine.member.name.clone());
-                earlier = state.pool.memberships().meetings().end(&machine.member, meeting.result.is_ok());
-                if let Ok(bytes) = meeting.result {
+            (Work::Length { machine }, Said::Length(result)) => {
+                earlier = state.pool.memberships().meetings().end(&machine.member, result.is_ok());
+                if let Ok(bytes) = result {
+                    met = Some(machine.member.name);
                     self.allocate(rank, bytes)?;
                 }
-                meeting.read
             }
-            (Work::Meet { group, mapping, number, token, peers, .. }, End::Meet(conclusion)) => {
-                let offered = self.offers.remove(&token);
-                let state = self.rank(rank);
-                let membership = state.groups.get_mut(&group);
-                match (&conclusion.result, peers, membership) {
-                    (Ok(since), Some(peers), Some(membership)) if *since == number => {
+            (Work::Meet { group, mapping, number, token, peers, .. }, Said::Meet(result)) => {
+                let own = self.offers.remove(&token).map(|offer| offer.identity);
+                let membership = self.rank(rank).groups.get_mut(&group);
+                if let (Ok(since), Some(membership)) = (result, membership) {
+                    if let Some(peers) = peers.filter(|_| since == number) {
                         membership.peer_mappings.insert(mapping, (number, peers));
                     }
-                    (Ok(since), _, Some(membership))
-                        if membership.peer_mappings.get(&mapping).map(|(at, _)| at) != Some(since) =>
-                    {
-                        let what = format!("rank {rank} is to have memory mapped since {since}, and has not");
-                        return Err(Violation(what));
-                    }
-                    _ => {}
+                    let mapped = membership.peer_mappings.get(&mapping).filter(|(at, _)| *at == since);
+                    let Some((_, peers)) = mapped else {
+                        bail!("rank {rank} is to have memory mapped since {since}, and has not");
+                    };
+                    ensure!(
+                        peers.iter().all(|peer| Some(*peer) == own),
+                        "rank {rank} maps other memory than it came with: {peers:x?} for {own:x?}"
+                    );
                 }
-                let state = self.rank(rank);
-                let has = state
-                    .groups
-                    .get(&group)
-                    .and_then(|it| it.peer_mappings.get(&mapping))
-                    .map(|(_, peers)| peers);
-                let mapped = conclusion.result.is_ok().then_some(has).flatten();
-                if let (Some(peers), Some(Offer { identity: own, .. })) = (mapped, offered)
-                    && peers.iter().any(|peer| *peer != own)
-                {
-                    let what =
-                        format!("rank {rank} maps other memory than it came with: {peers:x?} for {own:x}");
-                    return Err(Violation(what));
-                }
-                conclusion.read
             }
-            (Work::Exchange(work), End::Exchange(end)) => self.end_exchange(rank, *work, end)?,
-            _ => return Err(Violation(format!("rank {rank} ends what it has not begun"))),
-        };
+            (Work::Exchange(work), Said::Exchange(result)) => self.end_exchange(rank, *work, result)?,
+            _ => bail!("rank {rank} ends what it has not begun"),
+        }
         let state = self.rank(rank);
         let poisoned = groups.iter().all(|group| state.pool_of(kind).poison(*group).is_some());
         met.iter().for_each(|name| self.network.keys.meet(name));
         if !lost && self.reaches_store(rank) {
             let store = self.network.at_once();
-            remove_keys(&store, &read);
+            remove_keys(&store, read);
             earlier.iter().for_each(|place| remove_left(&store, place));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
-        let ended = now;
-        self.ended.push(Ended {
-            rank,
-            kind,
-            epoch,
-            round,
-            said,
-            begun,
-            ended,
-            deadline,
-            history,
-            registered,
-            poisoned,
-        });
+        self.ended.push(Ended { rank, span, said, ended: self.now, history, registered, poisoned });
         self.observe(rank)?;
-        if let Some(left) = left {
-            return self.register_plainly(rank, left, span);
+        if let Some(unregistered) = unregistered {
+            return self.register_plainly(rank, unregistered, span);
         }
         self.soon(Event::Resume(rank));
         Ok(())
@@ -168,32 +112,30 @@ impl World {
     fn end_commit(
         &mut self,
         rank: u32,
+        kind: Kind,
         group_state: &Arc<Mutex<GroupState>>,
         segments: &[Segment],
         serials: &[u64],
         result: Result<Agreed, Ending>,
     ) -> Result<usize, Violation> {
-        let state = &mut self.ranks[rank as usize];
+        let state = &self.ranks[rank as usize];
         let mut group_state = lock(group_state);
-        let id = group_state.log.group();
-        let cause = Some(LOST.to_owned());
-        let result = state.pool.memberships().end_commit(
-            &mut group_state,
-            result,
-            cause,
-            segments,
-            Done { windows: serials.iter().map(|serial| (*serial, None)).collect(), opened: None },
-        );
-        let dead = group_state.log.poison().is_some();
-        drop(group_state);
-        let life = state.life(id);
-        if dead {
+        let life = state.life(group_state.log.group());
+        let windows = serials.iter().map(|serial| (*serial, None)).collect();
+        let done = Done { windows, opened: None };
+        let memberships = state.pool_of(kind).memberships();
+        let lost = Some(LOST.to_owned());
+        let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
+        // If a commit of the second pool has failed, the first pool goes on to use the communicator.
+        if group_state.log.poison().is_some() && !matches!(kind, Kind::Second(_)) {
             self.library.leave(life, rank)?;
         }
+        drop(group_state);
         let Ok(report) = result else { return Ok(0) };
         let with = report.without.is_none();
         for (at, segment) in segments.iter().take(report.new_segments).enumerate() {
-            let Some(extent) = state.extent(segment.ordinal) else { continue };
+            let (id, ordinal) = (life.group, segment.ordinal);
+            let Some(extent) = state.extent(ordinal) else { continue };
             let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
             let standing = found.map_err(Violation::of)?.map(|found| found.standing);
             let right = match (standing, serials.get(at)) {
@@ -208,14 +150,10 @@ impl World {
                 }
                 _ => false,
             };
-            if !right {
-                let what =
-                    format!("rank {rank} has segment {} of group {id} as {standing:?}", segment.ordinal);
-                return Err(Violation(what));
-            }
+            ensure!(right, "rank {rank} has segment {ordinal} of group {id} as {standing:?}");
         }
-        let left = matches!(report.without, Some(NoWindows::Unsupported { .. }));
-        Ok(if left { report.new_segments } else { 0 })
+        let is_left = matches!(report.without, Some(NoWindows::Unsupported { .. }));
+        Ok(if is_left { report.new_segments } else { 0 })
     }
 
     /// Records that the watchdogs of `rank` report that rank `lost` is dead. If `rank` waits for a key of the store in
@@ -253,42 +191,28 @@ impl World {
         }
         let trouble = self.scenario.trouble;
         let keys = self.network.at_once().list_keys().map_err(Violation::of)?;
-        if let Some(key) = self.network.keys.left(trouble, keys) {
-            return Err(Violation(format!("under {trouble:?}: the store is left with {key}")));
-        }
+        let left = self.network.keys.left(trouble, keys);
+        ensure!(left.is_none(), "under {trouble:?}: the store is left with {left:?}");
         self.left_plans()?;
         self.offers.clear();
         for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
             let (rank, device) = (state.number, state.device.clone());
-            let ids: Vec<(u64, Life)> =
-                state.groups.iter().map(|(uid, it)| (*uid, state.life(it.id))).collect();
-            let mut kept: Vec<_> = ids
-                .iter()
-                .map(|(uid, id)| (*id, state.groups.get_mut(uid).and_then(|it| it.kept.take())))
-                .collect();
+            let kept =
+                state.groups.values_mut().map(|it| (Life { group: it.id, number: it.life }, it.kept.take()));
+            let kept: Vec<_> = kept.collect();
             drop(state);
-            kept.reverse();
-            for (id, memory) in kept {
+            for (life, memory) in kept.into_iter().rev() {
                 for memory in device.returned() {
-                    if self
-                        .library
-                        .reached(rank, memory.address, memory.bytes)
-                        .is_some_and(|(_, by)| by == rank)
-                    {
-                        return Err(Violation(format!(
-                            "rank {rank} gives memory back under its own windows"
-                        )));
-                    }
+                    let holder = self.library.reached(rank, memory.address, memory.bytes);
+                    ensure!(
+                        holder.is_none_or(|(_, holder)| holder != rank),
+                        "rank {rank} gives memory back under its own windows"
+                    );
                 }
-                self.library.leave(id, rank)?;
+                self.library.leave(life, rank)?;
                 drop(memory);
             }
-            let (live, wrong) = (device.live(), device.wrong());
-            if live > 0 || wrong.is_some() {
-                return Err(Violation(format!(
-                    "rank {rank} leaves {live} bytes of device memory: {wrong:?}"
-                )));
-            }
+            device.check_released(rank)?;
         }
         self.library.end();
         Ok(())

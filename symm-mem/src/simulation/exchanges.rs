@@ -16,16 +16,15 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use bootstrap::agreement::Agreement;
 use caching_alloc::core::{SegmentMemory, SegmentSource};
 use cuda_driver::vmm::Mapping;
 
-use super::device::Device;
+use super::{device::Device, work::Machine};
 use crate::exchange::{
     generation::Generations,
     handles::{Handles, Open},
     lease::Lease,
-    protocol::{self, AllocationId, End, ExchangeProtocol, Route},
+    protocol::{AllocationId, End, ExchangeProtocol, Route},
     slots::Slots,
 };
 
@@ -49,7 +48,7 @@ pub(super) struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // If the release fails, `Device::release` records the error, and `left_plans` reports it at the end of the run.
+        // If the release fails, `Device::release` records the error, and `check_released` reports it.
         let _ = self.device.release(&self.memory);
     }
 }
@@ -61,7 +60,7 @@ pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
 
 /// A plan on one rank. Usually all members have agreed on it. A plan whose exchange has failed on this rank is also
 /// kept, under a lease, because the other members may have agreed on it.
-pub(super) struct Plan {
+pub(super) struct ExchangePlan {
     pub(super) key: String,
     pub(super) generation: u64,
     pub(super) slots: Range<usize>,
@@ -83,7 +82,7 @@ pub(super) struct Named {
     /// The rank may execute only the transfers of the plan with this generation.
     pub(super) agreed: u64,
     /// The plans that the rank has not closed, from the first to the last agreed one.
-    pub(super) plans: Vec<Plan>,
+    pub(super) plans: Vec<ExchangePlan>,
 }
 
 /// A rank's exchanges in a group.
@@ -99,9 +98,9 @@ pub(super) struct Exchanges {
     pub(super) handles: Handles<Import>,
     pub(super) slots: Slots,
     /// The closed plans whose memory and slots peers may still access.
-    pub(super) leases: Vec<(Plan, Lease)>,
+    pub(super) leases: Vec<(ExchangePlan, Lease)>,
     /// The closed plans whose leases have expired before all peers had closed the plan.
-    pub(super) quarantine: Vec<Plan>,
+    pub(super) quarantine: Vec<ExchangePlan>,
 }
 
 impl Exchanges {
@@ -128,10 +127,7 @@ impl Exchanges {
 
 /// The exchange that a rank takes part in now.
 pub(super) struct Exchanging {
-    pub(super) machine: Agreement<ExchangeProtocol>,
-    /// The agreement whose memory the state machine has asked the rank to open, or `None` before that. It is kept
-    /// because the final result of the state machine may leave it out.
-    pub(super) acted: Option<protocol::Agreement>,
+    pub(super) machine: Box<Machine<ExchangeProtocol>>,
     pub(super) group: u64,
     pub(super) name: u64,
     pub(super) key: String,

@@ -1,5 +1,5 @@
-//! Decides which keys may be left in the store at the end of a run. Most keys belong to a *meeting*, which is one
-//! agreement among ranks, such as that of a commit. The members should remove the keys of a meeting after it.
+//! Decides which keys may be left in the store at the end of a run. Most keys belong to a meeting. The members should
+//! remove these keys after the meeting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,30 +9,20 @@ use super::trouble::Trouble;
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     /// The keys that ranks have removed.
-    removed: BTreeSet<String>,
+    pub(super) removed: BTreeSet<String>,
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
-    repeated: BTreeSet<String>,
+    pub(super) repeated: BTreeSet<String>,
     /// The last meeting of each pool and purpose in which all members took part. The name of a meeting ends with its
     /// number among the meetings of the same pool and purpose. This maps the rest of the name to that number.
     met: BTreeMap<String, u64>,
 }
 
 impl Keys {
-    /// Records that a rank has removed a key.
-    pub(super) fn removed(&mut self, key: String) {
-        self.removed.insert(key);
-    }
-
-    /// Records that the answer to a write of this key gets lost, so the rank sends the write again.
-    pub(super) fn repeated(&mut self, key: String) {
-        self.repeated.insert(key);
-    }
-
     /// Records that all members have taken part in the meeting whose agreement has this name.
     pub(super) fn meet(&mut self, name: &str) {
-        if let Some((subject, Ok(round))) =
-            name.rsplit_once('/').map(|(subject, round)| (subject, round.parse()))
+        if let Some((subject, round)) = name.rsplit_once('/')
+            && let Ok(round) = round.parse()
         {
             let last = self.met.entry(subject.to_owned()).or_insert(round);
             *last = round.max(*last);

@@ -9,15 +9,19 @@
 //! including those that it has deregistered. Windows that members register together have the same serial. A *plain*
 //! registration is one by `ncclCommRegister`.
 
-use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
+use std::{
+    collections::BTreeMap,
+    fmt, mem,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use cuda_driver::Context;
 use nccl_sys::Api;
 use process_group::group::GroupId;
 
 use super::{
-    communicator::{Communicator, Ends, Registration},
-    violation::Violation,
+    communicator::{Communicator, Registration},
+    violation::{Violation, bail, ensure},
 };
 
 /// One creation of a group. A group can be created again with the same id. The new one has a new communicator and the
@@ -55,10 +59,10 @@ impl Extent {
     }
 }
 
-/// A member's call that registers windows, one for each of the `extents`. The `token` identifies the call: the caller
-/// of [`Library::register`] chooses it, and the library reports it when the call ends.
+/// A member's call that registers windows, one for each of the `extents`. The caller of [`Library::register`] chooses
+/// the `token`, and gets it back in the [`EndedCall`].
 #[derive(Debug)]
-struct Call {
+struct WindowCall {
     extents: Vec<Extent>,
     token: u64,
 }
@@ -72,7 +76,7 @@ struct Side {
     /// True after the member has left, see [`Library::leave`].
     gone: bool,
     /// All calls of the member that register windows, in order.
-    calls: Vec<Call>,
+    calls: Vec<WindowCall>,
     /// The member's windows by serial. The handle is `None` after the window has been deregistered.
     windows: Vec<(Extent, Option<usize>)>,
     /// The serials of the deregistered windows, in the order of their deregistration.
@@ -99,7 +103,7 @@ struct Communicators {
 
 /// An ended call of [`Library::register`], with its `token`. If the call has succeeded, `serials` has the serials of
 /// its windows. Otherwise, it has a description of the library's error.
-pub(super) struct Met {
+pub(super) struct EndedCall {
     pub(super) group: Life,
     pub(super) rank: u32,
     pub(super) token: u64,
@@ -107,6 +111,10 @@ pub(super) struct Met {
     pub(super) bytes: u64,
     pub(super) serials: Result<Vec<u64>, String>,
 }
+
+/// The window registrations that have ended: the member's group and rank, the index of the call in [`Side::calls`], and
+/// the handles of the windows, or a description of NCCL's error.
+type Ends = Arc<Mutex<Vec<(Life, u32, usize, Result<Vec<usize>, String>)>>>;
 
 /// All communicators of all groups, and the record of their registrations.
 pub(super) struct Library {
@@ -198,51 +206,48 @@ impl Library {
         let Some(communicators) = self.communicators.get_mut(&group) else { return Ok(()) };
         let Communicators { members, sides, .. } = communicators;
         let Some(side) = sides.get_mut(&rank) else { return Ok(()) };
-        if side.gone {
-            return Err(Violation(format!("rank {rank} registers with {group}, which is dead")));
-        }
-        for extent in &extents {
-            let Extent { address: at, bytes, .. } = *extent;
-            if side.live().any(|window| window.overlaps(at, bytes)) {
-                return Err(Violation(format!("rank {rank} registers {at:#x} twice with {group}")));
-            }
+        ensure!(!side.gone, "rank {rank} registers with {group}, which is dead");
+        for Extent { address, bytes, .. } in extents.iter().copied() {
+            ensure!(
+                !side.live().any(|window| window.overlaps(address, bytes)),
+                "rank {rank} registers {address:#x} twice with {group}"
+            );
         }
         let memory = extents.iter().map(|extent| (extent.address, extent.bytes)).collect();
-        side.calls.push(Call { extents, token });
+        side.calls.push(WindowCall { extents, token });
         let turn = side.calls.len() - 1;
         let call = |member: &u32| Some((*member, sides.get(member)?.calls.get(turn)?));
-        if let Some(met) = members.iter().map(call).collect::<Option<Vec<(u32, &Call)>>>() {
+        if let Some(met) = members.iter().map(call).collect::<Option<Vec<(u32, &WindowCall)>>>() {
             let (first, own) = met[0];
             if let Some((other, _)) = met.iter().find(|(_, call)| !are_same(own, call)) {
-                let what = format!("ranks {first} and {other} pair windows of different segments in {group}");
-                return Err(Violation(what));
+                bail!("ranks {first} and {other} pair windows of different segments in {group}");
             }
         }
         let Some(side) = self.side(group, rank) else { return Ok(()) };
         // Before all members have joined, there is no communicator. The call would wait for them, so it is not made.
-        side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, token, &self.ends))
+        let ends = self.ends.clone();
+        let end = move |windows| {
+            ends.lock().unwrap_or_else(PoisonError::into_inner).push((group, rank, turn, windows));
+        };
+        side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, end))
     }
 
     /// Returns the calls of [`register`](Self::register) that have ended since the last call of `returned`.
-    pub(super) fn returned(&mut self) -> Vec<Met> {
-        let mut met = Vec::new();
-        for end in mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner)) {
-            let mut sides = self.communicators.iter_mut().flat_map(|(group, communicators)| {
-                communicators.sides.iter_mut().map(move |(rank, side)| (*group, *rank, side))
-            });
-            let of_call = |side: &Side| side.calls.iter().position(|call| call.token == end.token);
-            let found = sides.find_map(|(group, rank, side)| Some((group, rank, of_call(side)?, side)));
-            let Some((group, rank, turn, side)) = found else { continue };
+    pub(super) fn returned(&mut self) -> Vec<EndedCall> {
+        let mut ended = Vec::new();
+        let ends = mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
+        for (group, rank, turn, windows) in ends {
+            let Some(side) = self.side_mut(group, rank) else { continue };
+            let WindowCall { extents, token } = &side.calls[turn];
+            let (bytes, token) = (extents.iter().map(|extent| extent.bytes).sum(), *token);
             let first = side.windows.len() as u64;
-            let serials = end.windows.map(|windows| {
-                let extents = side.calls[turn].extents.iter().copied();
-                side.windows.extend(extents.zip(windows.into_iter().map(Some)));
+            let serials = windows.map(|windows| {
+                side.windows.extend(extents.iter().copied().zip(windows.into_iter().map(Some)));
                 (first..side.windows.len() as u64).collect()
             });
-            let bytes = side.calls[turn].extents.iter().map(|extent| extent.bytes).sum();
-            met.push(Met { group, rank, token: end.token, bytes, serials });
+            ended.push(EndedCall { group, rank, token, bytes, serials });
         }
-        met
+        ended
     }
 
     /// Deregisters windows that a rank has just registered. The simulation calls this if, under the run's trouble, the
@@ -262,18 +267,17 @@ impl Library {
     pub(super) fn deregister(&mut self, group: Life, rank: u32, serial: u64) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
         let Some(window) = side.windows.get_mut(serial as usize).and_then(|(_, live)| live.take()) else {
-            return Err(Violation(format!("rank {rank} deregisters window {serial} of {group} twice")));
+            bail!("rank {rank} deregisters window {serial} of {group} twice");
         };
         side.communicator()?.deregister(window)?;
         side.deregistered.push(serial);
         let at = side.deregistered.len() - 1;
         let others = self.communicators[&group].sides.iter().filter(|(_, side)| !side.gone);
         for (other, side) in others {
-            if side.deregistered.get(at).is_some_and(|its| *its != serial) {
-                let what =
-                    format!("ranks {rank} and {other} deregister windows of {group} in different orders");
-                return Err(Violation(what));
-            }
+            ensure!(
+                side.deregistered.get(at).is_none_or(|its| *its == serial),
+                "ranks {rank} and {other} deregister windows of {group} in different orders"
+            );
         }
         Ok(())
     }
@@ -292,13 +296,10 @@ impl Library {
     ) -> Result<Result<(), String>, Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(Ok(())) };
         let Extent { address, bytes, .. } = extent;
-        if side
-            .live()
-            .chain(side.plain.iter().map(|(other, _)| other))
-            .any(|other| other.overlaps(address, bytes))
-        {
-            return Err(Violation(format!("rank {rank} registers {address:#x} twice with {group}")));
-        }
+        let mut others = side.live().chain(side.plain.iter().map(|(other, _)| other));
+        let is_registered = others.any(|other| other.overlaps(address, bytes));
+        drop(others);
+        ensure!(!is_registered, "rank {rank} registers {address:#x} twice with {group}");
         let registered = side.communicator()?.register_plainly(address, bytes);
         Ok(registered.map(|registration| side.plain.push((extent, registration))))
     }
@@ -315,19 +316,11 @@ impl Library {
         extent: Extent,
     ) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
-        match side.plain.iter().position(|(other, _)| *other == extent) {
-            Some(at) => {
-                let (_, registration) = side.plain.swap_remove(at);
-                side.communicator()?.deregister_plainly(registration)
-            }
-            None => {
-                let what = format!(
-                    "rank {rank} deregisters {:#x}, which {group} has not registered",
-                    extent.address
-                );
-                Err(Violation(what))
-            }
-        }
+        let Some(at) = side.plain.iter().position(|(other, _)| *other == extent) else {
+            bail!("rank {rank} deregisters {:#x}, which {group} has not registered", extent.address);
+        };
+        let (_, registration) = side.plain.swap_remove(at);
+        side.communicator()?.deregister_plainly(registration)
     }
 
     /// Returns true if a rank has registered the memory at this address by
@@ -337,10 +330,17 @@ impl Library {
         side.is_some_and(|side| side.plain.iter().any(|(extent, _)| extent.overlaps(address, 1)))
     }
 
+    /// Returns the rank's side of the communicator, and the memory and the handle of its window `serial`. Returns `None`
+    /// if the rank has left, or if the window is not registered.
+    fn live_window(&self, group: Life, rank: u32, serial: u64) -> Option<(&Side, Extent, usize)> {
+        let side = self.side(group, rank).filter(|side| !side.gone)?;
+        let (extent, handle) = side.windows.get(serial as usize)?;
+        Some((side, *extent, (*handle)?))
+    }
+
     /// Returns the memory of the rank's window `serial`, or `None` if the window is not registered.
     pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
-        let side = self.side(group, rank).filter(|side| !side.gone)?;
-        side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
+        self.live_window(group, rank, serial).map(|(_, extent, _)| extent)
     }
 
     /// Returns the address at which `rank` reaches the memory of the next member of its group in window `serial`. After
@@ -350,12 +350,9 @@ impl Library {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
         let place = members.iter().position(|member| *member == rank).unwrap_or(0);
         let next = (place + 1) % members.len();
-        let window = |rank| {
-            let side = self.side(group, rank).filter(|side| !side.gone)?;
-            Some((side, side.windows.get(serial as usize)?.1?))
-        };
-        match window(rank).zip(window(members[next])) {
-            Some(((side, window), _)) => side.communicator()?.peer_window(window, next),
+        let peer = self.live_window(group, members[next], serial);
+        match self.live_window(group, rank, serial).filter(|_| peer.is_some()) {
+            Some((side, _, handle)) => side.communicator()?.peer_window(handle, next),
             None => Ok(None),
         }
     }
@@ -370,14 +367,12 @@ impl Library {
             if side.plain.iter().any(|(extent, _)| extent.overlaps(address, bytes)) {
                 return Some((*group, rank));
             }
-            let over =
-                side.windows.iter().enumerate().filter(|(_, (window, _))| window.overlaps(address, bytes));
-            let serials: Vec<usize> = over.map(|(serial, _)| serial).collect();
+            let over = |serial: usize| {
+                side.windows.get(serial).is_some_and(|(window, _)| window.overlaps(address, bytes))
+            };
             let holds = |side: &Side| {
-                !side.gone
-                    && serials
-                        .iter()
-                        .any(|serial| side.windows.get(*serial).is_some_and(|(_, live)| live.is_some()))
+                let live = side.windows.iter().enumerate().filter(|(_, (_, live))| live.is_some());
+                !side.gone && live.map(|(serial, _)| serial).any(over)
             };
             communicator.sides.iter().find(|(_, side)| holds(side)).map(|(holder, _)| (*group, *holder))
         })
@@ -385,7 +380,7 @@ impl Library {
 }
 
 /// Returns true if the calls are for the same segments.
-fn are_same(one: &Call, other: &Call) -> bool {
-    let what = |call: &Call| call.extents.iter().map(|it| (it.bytes, it.identity)).collect::<Vec<_>>();
+fn are_same(one: &WindowCall, other: &WindowCall) -> bool {
+    let what = |call: &WindowCall| call.extents.iter().map(|it| (it.bytes, it.identity)).collect::<Vec<_>>();
     what(one) == what(other)
 }

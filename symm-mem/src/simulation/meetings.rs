@@ -1,31 +1,25 @@
 //! Begins the meetings of ranks and executes the requests of their state machines.
-//!
-//! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. A state machine of the
-//! production code runs it on each rank. The *culprit* is the rank that the trouble of the run concerns (see
-//! `trouble`). The *token* of a rank is a random number that identifies the last request of its state machine. An
-//! answer with another token is for an earlier request, and is ignored. The token in the record of a rendezvous is a
-//! different number: it identifies the memory that the rank offers.
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
-use bootstrap::agreement::{Agreement, Member, Request, refusal};
+use bootstrap::agreement::{Member, Protocol, Request, refusal};
 
 use super::{
-    rank::{Span, Task},
+    rank::Task,
     requests::{Goal, StoreRequest},
-    scenario::{DEADLINE, LONG_DEADLINE, Subject},
+    results::{Kind, Meeting, Span},
+    scenario::{DEADLINE, LAST_DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
-    violation::Violation,
-    work::MappingKey,
-    work::{Answer, Machine, Want, Work},
-    world::{Event, Offer, World, tell},
+    violation::{Violation, bail},
+    work::{Answer, Machine, MappingKey, Want, Work},
+    world::{Event, RendezvousMemory, World, tell},
 };
 use crate::{
     CommitOptions, Error,
     agreement::{
         self, Agreed, Capabilities, CommitProtocol, LogPoint, OfferedMemory, Outcome, PeerMappings,
-        PeerOffer, Plan, Policy, PoolId, Readiness, Release, Segment, hash::chain,
+        PeerOffer, Plan, Policy, PoolId, Release, Segment, Start, hash::chain,
     },
     membership::{GroupState, commit::offer, lock, readiness},
     rendezvous::protocol::{self, Record},
@@ -37,18 +31,16 @@ impl World {
         &mut self,
         rank: u32,
         work: Work,
-        round: u64,
-        epoch: u64,
+        mut meeting: Meeting,
         deadline: Duration,
     ) -> Result<(), Violation> {
-        let (begun, deadline) = (self.now, deadline.as_micros() as u64);
         // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
-        // ranks, so the culprit meets no rank in meetings about pools. The oracle compares the results of all ranks in
-        // meetings with the same kind, epoch and number. So the culprit's meetings get an epoch that no other meeting
-        // has.
-        let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
-        let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
-        self.start(rank, work, Span { round, epoch, begun, deadline })
+        // ranks, so the culprit meets no rank in meetings about pools. So its meetings get an epoch that no other
+        // meeting has, and the oracle does not compare their results with those of other ranks.
+        if self.scenario.trouble_of(rank) == Trouble::ExtraDomain && meeting.kind.is_of_pool() {
+            meeting.epoch |= 1 << 63;
+        }
+        self.start(rank, work, Span { meeting, begun: self.now, deadline: deadline.as_micros() as u64 })
     }
 
     /// Returns the time limit of a rank in a meeting, counted from the begin of the meeting. This is `deadline`, the
@@ -67,53 +59,60 @@ impl World {
         let token = self.random.next();
         let state = self.rank(rank);
         state.token = token;
-        let history = state.history().len();
+        let history = state.operations();
         state.task =
             Some(Task { work, span, history, registered: false, waits: false, at: 0, failing_since: None });
         self.answer(rank, token, Answer::Start)
     }
 
+    /// Begins a commit of the rank's first pool for a group, or of its second pool if `second` is true. The second pool
+    /// belongs to the same domain and stays empty. Its commits test that commits of different pools for the same group
+    /// are kept apart. No trouble changes them. `last` is true for the commits at the end of the program.
     pub(super) fn commit(
         &mut self,
         rank: u32,
         group: u64,
-        policy: Policy,
-        deadline: Duration,
+        second: bool,
+        last: bool,
     ) -> Result<(), Violation> {
-        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let trouble = if second { Trouble::None } else { self.scenario.trouble_of(rank) };
         let (library, windows) = self.scenario.library(rank);
-        let deadline = self.deadline(rank, deadline);
+        let (policy, deadline) =
+            if last { (Policy::Prefix, LAST_DEADLINE) } else { (Policy::Strict, DEADLINE) };
+        let deadline = if second { deadline } else { self.deadline(rank, deadline) };
         let left = self.scenario.address_space(group, rank);
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else {
-            self.soon(Event::Resume(rank));
-            return Ok(());
+            bail!("rank {rank} has no group {group}")
         };
-        let (id, members, round) = (membership.id, membership.members.clone(), membership.commits);
-        membership.commits += 1;
-        if trouble == Trouble::HalfEnqueued && culprit && !mem::replace(&mut state.odd, true) {
+        let (id, members) = (membership.id, membership.members.clone());
+        let count = if second { &mut membership.seconds } else { &mut membership.commits };
+        let round = mem::replace(count, *count + 1);
+        if trouble == Trouble::HalfEnqueued && !mem::replace(&mut state.odd, true) {
             membership.collectives += 1;
         }
         let peer = members.iter().find(|peer| **peer != rank);
-        if let (Trouble::HalfSent, true, Some(peer)) = (trouble, culprit, peer)
+        if let (Trouble::HalfSent, Some(peer)) = (trouble, peer)
             && !mem::replace(&mut state.odd, true)
         {
             membership.send(*peer);
         }
-        let fails = trouble == Trouble::PrepareFails && culprit && round == 1;
+        let fails = trouble == Trouble::PrepareFails && round == 1;
         let fails = fails.then(|| "misaligned".to_owned());
+        let is_capturing = state.capture.is_some() && !second;
         let found = offer::LocalState {
-            readiness: readiness(false, fails, Ok(state.capture.is_some())),
+            readiness: readiness(false, fails, Ok(is_capturing)),
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
-            address_space_left: Some(left),
+            address_space_left: (!second).then_some(left),
         };
-        let group_state = state.pool.memberships().group_state(id, members);
-        let outside = lock(&group_state).outside(state.pool.domain());
+        let kind = if second { Kind::Second(group) } else { Kind::Commit(group) };
+        let pool = state.pool_of(kind);
+        let group_state = pool.memberships().group_state(id, members);
+        let outside = lock(&group_state).outside(pool.domain());
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
         }
-        let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
         let offer = |_: &mut GroupState, new: &[Segment]| {
             let export = |bytes| Export { bytes, handle: Handle::DESCRIPTOR, token: 0 };
@@ -121,14 +120,11 @@ impl World {
             let (site, pad) = (Site::simulated(rank), Some(export(2 << 20)));
             PeerOffer::Offered { memory: OfferedMemory { site, next: 0, pad, segments } }
         };
-        let mut locked = lock(&group_state);
         let (start, segments) =
-            state.pool.memberships().begin_commit(&mut locked, options, found, |_| Ok(()), offer);
-        drop(locked);
-        let machine = Box::new(Machine::new(start, self.random.next())?);
-        let work =
-            Work::Commit { machine, group_state, group, segments, places: Vec::new(), serials: Vec::new() };
-        self.begin(rank, work, round, id.epoch, deadline)
+            pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()), offer);
+        let machine = Machine::new(start, self.random.next())?;
+        let work = Work::Commit { machine, group_state, segments, places: Vec::new(), serials: Vec::new() };
+        self.begin(rank, work, Meeting { kind, epoch: id.epoch, round }, deadline)
     }
 
     /// Skips a commit of a group: counts the commit but begins no meeting. So the rank's later commits have the same
@@ -155,50 +151,9 @@ impl World {
         self.ask(rank, Goal::Resume, StoreRequest::Agreement(Request::Propose { key, value }))
     }
 
-    /// Begins a commit of the rank's second pool. This pool belongs to the same domain as the rank's first pool, and
-    /// stays empty. Its commits test that commits of different pools for the same group are kept apart.
-    pub(super) fn commit_second(&mut self, rank: u32, group: u64) -> Result<(), Violation> {
-        let (library, windows) = self.scenario.library(rank);
-        let state = self.rank(rank);
-        let Some(membership) = state.groups.get_mut(&group) else {
-            self.soon(Event::Resume(rank));
-            return Ok(());
-        };
-        let (id, members, round) = (membership.id, membership.members.clone(), membership.seconds);
-        membership.seconds += 1;
-        let found = offer::LocalState {
-            readiness: Readiness::Ready,
-            capabilities: Capabilities { library, windows },
-            enqueued: state.enqueued(),
-            address_space_left: None,
-        };
-        let group_state = state.second.memberships().group_state(id, members);
-        let outside = lock(&group_state).outside(state.second.domain());
-        if let Some(error) = outside {
-            return self.decline(rank, &group_state, &error);
-        }
-        let state = self.rank(rank);
-        let options = CommitOptions::default().deadline(DEADLINE);
-        // The second pool has no segments to offer.
-        let offer = |_: &mut GroupState, _: &[Segment]| PeerOffer::Missing { cause: String::new() };
-        let mut locked = lock(&group_state);
-        let (start, _) =
-            state.second.memberships().begin_commit(&mut locked, options, found, |_| Ok(()), offer);
-        drop(locked);
-        let machine = Box::new(Machine::new(start, self.random.next())?);
-        let work = Work::Second { machine, group_state, group };
-        self.begin(rank, work, round, id.epoch, DEADLINE)
-    }
-
-    pub(super) fn retire(
-        &mut self,
-        rank: u32,
-        nth: u64,
-        count: u64,
-        deadline: Duration,
-    ) -> Result<(), Violation> {
-        let deadline = self.deadline(rank, deadline);
-        let keeps = self.scenario.trouble == Trouble::KeepsBlocks && self.scenario.is_culprit(rank);
+    pub(super) fn retire(&mut self, rank: u32, nth: u64, count: u64) -> Result<(), Violation> {
+        let deadline = self.deadline(rank, DEADLINE);
+        let keeps = self.scenario.trouble_of(rank) == Trouble::KeepsBlocks;
         let state = self.rank(rank);
         let live = state.live_segments();
         let take = |at: u64| live.get(((nth + at) % live.len().max(1) as u64) as usize).copied();
@@ -214,66 +169,53 @@ impl World {
         self.observe(rank)?;
         let state = self.rank(rank);
         let mut group_states = Vec::new();
-        for (uid, membership) in &state.groups {
+        for membership in state.groups.values() {
             let group_state = state.pool.memberships().group_state(membership.id, membership.members.clone());
             let outside = lock(&group_state).outside(state.pool.domain()).is_some();
             if !outside && lock(&group_state).log.poison().is_none() {
-                group_states.push((*uid, group_state));
+                group_states.push(group_state);
             }
         }
         let readiness = readiness(false, None, Ok(state.capture.is_some()));
-        let only: Vec<_> = group_states.iter().map(|(_, group_state)| group_state.clone()).collect();
         let memberships = state.pool.memberships();
-        let start = memberships.begin_retirement(&ordinals, &only, readiness, state.enqueued(), deadline);
+        let start =
+            memberships.begin_retirement(&ordinals, &group_states, readiness, state.enqueued(), deadline);
         let round = state.retirements;
         state.retirements += 1;
-        let machine = Box::new(Machine::new(start, self.random.next())?);
-        self.begin(rank, Work::Retire { machine, ordinals, group_states }, round, 0, deadline)
+        let work = Work::Retire { machine: Machine::new(start, self.random.next())?, ordinals, group_states };
+        self.begin(rank, work, Meeting { kind: Kind::Retire, epoch: 0, round }, deadline)
     }
 
-    pub(super) fn meet(
-        &mut self,
-        rank: u32,
-        group: u64,
-        what: Subject,
-        deadline: Duration,
-    ) -> Result<(), Violation> {
-        let otherwise = match self.scenario.trouble {
-            Trouble::MeetsOtherwise(how) if self.scenario.is_culprit(rank) => Some(how),
+    pub(super) fn meet(&mut self, rank: u32, group: u64, what: Subject) -> Result<(), Violation> {
+        let otherwise = match self.scenario.trouble_of(rank) {
+            Trouble::MeetsOtherwise(how) => Some(how),
             _ => None,
         };
-        let capturing = self.rank(rank).capture.as_ref().is_some_and(|capture| capture.declared.is_some());
-        let deadline = self.deadline(rank, deadline);
+        let deadline = self.deadline(rank, DEADLINE);
         let token = self.random.next();
         let state = self.rank(rank);
-        let block = match what {
-            Subject::Block { nth } => state.block(nth).map(|(block, _)| block.placement()),
-            Subject::Persistent { .. } => None,
+        let capturing = state.capture.as_ref().is_some_and(|capture| capture.declared.is_some());
+        let (nth, persistent) = match what {
+            Subject::Block { nth } => (Some(nth), 2),
+            Subject::Persistent { id } => (None, id),
         };
-        let bytes_of_block = match what {
-            Subject::Block { nth } => state.block(nth).map_or(0, |(block, _)| block.bytes()),
-            Subject::Persistent { .. } => 0,
-        };
-        let (subject, mapping, identity, segment, offset, bytes) = match block.zip(block.and_then(|it| {
-            let (log, bytes) = state.made(it.ordinal)?;
-            Some((log, bytes, state.extent(it.ordinal)?.identity))
-        })) {
-            Some((place, (log, segment, identity))) => {
-                let (pool, ordinal) = (state.pool.id(), place.ordinal);
+        let block = nth.and_then(|nth| state.block(nth)).map(|(block, _)| (block.placement(), block.bytes()));
+        let segment =
+            block.and_then(|(place, _)| Some((state.log_of(place.ordinal)?, state.extent(place.ordinal)?)));
+        let (subject, mapping, identity, segment, offset, bytes, memory) = match block.zip(segment) {
+            Some(((place, bytes), (log, extent))) => {
+                let (pool, ordinal, offset) = (state.pool.id(), place.ordinal, place.offset);
                 let subject = protocol::Subject::Pool { pool, ordinal, log };
-                (subject, MappingKey::Segment(ordinal), identity, segment, place.offset, bytes_of_block)
+                let memory = state.device.physical(extent.address);
+                (subject, MappingKey::Segment(ordinal), extent.identity, extent.bytes, offset, bytes, memory)
             }
             None => {
-                let id = match what {
-                    Subject::Persistent { id } => id,
-                    Subject::Block { .. } => 2,
-                };
-                (protocol::Subject::Persistent { id }, MappingKey::Persistent(id), id, 2 << 20, 0, 4096)
+                let subject = protocol::Subject::Persistent { id: persistent };
+                (subject, MappingKey::Persistent(persistent), persistent, 2 << 20, 0, 4096, None)
             }
         };
         let Some(membership) = state.groups.get_mut(&group) else {
-            self.soon(Event::Resume(rank));
-            return Ok(());
+            bail!("rank {rank} has no group {group}")
         };
         let (round, life, id) = (membership.meetings, membership.life, membership.id);
         membership.meetings += 1;
@@ -307,25 +249,24 @@ impl World {
             }
         }
         let number = record.number;
-        let patience = deadline / 2;
-        let member = Member {
-            name: record.prefix(),
-            rank,
-            members,
-            generation: 0,
-            patience,
-            deadline: Some(deadline),
-        };
-        let machine = Box::new(Agreement::new(member, record, self.random.next()).map_err(Violation)?);
-        let state = self.rank(rank);
-        let memory = match mapping {
-            MappingKey::Segment(ordinal) => state.extent(ordinal),
-            MappingKey::Persistent(_) => None,
-        };
-        let memory = memory.and_then(|extent| state.device.physical(extent.address));
-        self.offers.insert(token, Offer { rank, identity, memory });
+        let machine = self.agreement(rank, record.prefix(), members, deadline, record)?;
+        self.offers.insert(token, RendezvousMemory { rank, identity, memory });
         let work = Work::Meet { machine, group, mapping, number, token, peers: None };
-        self.begin(rank, work, round, epoch, deadline)
+        self.begin(rank, work, Meeting { kind: Kind::Meet(group), epoch, round }, deadline)
+    }
+
+    /// Returns the state machine of a rendezvous or of an exchange, with this name and record.
+    pub(super) fn agreement<P: Protocol>(
+        &mut self,
+        rank: u32,
+        name: String,
+        members: Vec<u32>,
+        deadline: Duration,
+        record: P::Record,
+    ) -> Result<Box<Machine<P>>, Violation> {
+        let (patience, deadline) = (deadline / 2, Some(deadline));
+        let member = Member { name, rank, members, generation: 0, patience, deadline };
+        Machine::new(Start { member, record }, self.random.next())
     }
 
     /// Maps the memory that the members offer in `records`, and reads the identity of the memory through each mapping.
@@ -344,16 +285,19 @@ impl World {
                 _ => gone.push(record.rank),
             }
         }
-        let fails = self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank);
-        let (outcome, mapped) = if fails {
-            (sharing::Outcome::Failed { cause: "no addresses".to_owned() }, None)
-        } else if gone.is_empty() {
-            (sharing::Outcome::Mapped, Some(mapped))
-        } else {
-            (sharing::Outcome::Alone { gone }, None)
-        };
+        let outcome = self.mapping_outcome(rank, gone);
+        let mapped = (outcome == sharing::Outcome::Mapped).then_some(mapped);
         self.answer_soon(rank, token, Answer::Shared(outcome, mapped));
         Ok(())
+    }
+
+    /// Returns the outcome of mapping the memory of peers, of which the ranks `gone` are dead.
+    pub(super) fn mapping_outcome(&self, rank: u32, gone: Vec<u32>) -> sharing::Outcome {
+        match self.scenario.trouble_of(rank) {
+            Trouble::CannotMap => sharing::Outcome::Failed { cause: "no addresses".to_owned() },
+            _ if gone.is_empty() => sharing::Outcome::Mapped,
+            _ => sharing::Outcome::Alone { gone },
+        }
     }
 
     /// Returns the outcome of opening the segments that the members of a commit offer in `agreed`. The simulation maps
@@ -362,12 +306,8 @@ impl World {
         let PeerMappings::Offered { members } = &agreed.peers else {
             return sharing::Outcome::Failed { cause: "nothing is offered".to_owned() };
         };
-        if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
-            return sharing::Outcome::Failed { cause: "no addresses".to_owned() };
-        }
         let dead = members.iter().map(|member| member.rank).filter(|it| self.ranks[*it as usize].dead);
-        let gone: Vec<u32> = dead.collect();
-        if gone.is_empty() { sharing::Outcome::Mapped } else { sharing::Outcome::Alone { gone } }
+        self.mapping_outcome(rank, dead.collect())
     }
 
     /// Passes an answer to the rank's state machine, and executes its next request. Ignores the answer if `token` is
@@ -401,7 +341,7 @@ impl World {
                             Answer::Searched(agreement::Answer::recalled(sequence, length, operation))
                         }
                         Plan::Register { .. } | Plan::Open { .. } => {
-                            return Err(Violation("a registration or an opening is no search".into()));
+                            bail!("a registration or an opening is no search");
                         }
                     };
                 }
@@ -418,9 +358,8 @@ impl World {
     fn give(&mut self, rank: u32, want: Want) -> Result<(), Violation> {
         let token = self.random.next();
         self.rank(rank).token = token;
-        let until = |world: &Self, until| world.ranks[rank as usize].world_time(until);
         match want {
-            Want::Done(end) => return self.end(rank, end),
+            Want::Done(said, read) => return self.end(rank, said, &read),
             Want::Store(request) => {
                 let request = match self.speaks_otherwise(rank) {
                     true => of_other_version(request),
@@ -433,29 +372,23 @@ impl World {
                     self.answer_soon(rank, token, over);
                 }
             }
-            Want::Register { segments, joined, until: at, verdict_key } => {
-                let at = until(self, at);
-                self.answer_at(at, rank, token, Answer::Registered(Outcome::Blocked, Vec::new()));
+            Want::Register { segments, joined, until, verdict_key } => {
+                self.answer_at(until, rank, token, Answer::Registered(Outcome::Blocked, Vec::new()));
                 self.watched.push((verdict_key, rank, token));
                 return self.register(rank, token, segments, &joined);
             }
-            Want::Quiesce(at) => {
-                let release = match self.scenario.trouble {
-                    Trouble::NeverAtRest if self.scenario.is_culprit(rank) => {
-                        Release::Failed { cause: "an illegal address".to_owned() }
-                    }
-                    Trouble::RestsLate if self.scenario.is_culprit(rank) => {
-                        let at = until(self, at);
-                        self.answer_at(at, rank, token, Answer::Quiet(Release::Blocked {}));
-                        return Ok(());
-                    }
-                    _ => Release::Done {},
-                };
-                self.answer_soon(rank, token, Answer::Quiet(release));
-            }
-            Want::Deregister(at) => {
-                let at = until(self, at);
-                self.answer_at(at, rank, token, Answer::Deregistered(Release::Blocked {}));
+            Want::Quiesce(until) => match self.scenario.trouble_of(rank) {
+                Trouble::RestsLate => {
+                    self.answer_at(until, rank, token, Answer::Quiet(Release::Blocked {}));
+                }
+                Trouble::NeverAtRest => {
+                    let cause = "an illegal address".to_owned();
+                    self.answer_soon(rank, token, Answer::Quiet(Release::Failed { cause }));
+                }
+                _ => self.answer_soon(rank, token, Answer::Quiet(Release::Done {})),
+            },
+            Want::Deregister(until) => {
+                self.answer_at(until, rank, token, Answer::Deregistered(Release::Blocked {}));
                 let release = self.deregister(rank)?;
                 self.answer_soon(rank, token, Answer::Deregistered(release));
             }

@@ -6,12 +6,20 @@
 //! plain registration (`ncclCommRegister`), agreements on a length, graphs, messages, retirements, rendezvous,
 //! exchanges and their transfers, and groups that are created late or created again. The pools, the group states and
 //! the state machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are
-//! those of `gpu-sim`. All of them run in one thread with a simulated clock, so a seed with the same limits always
+//! those of `gpu-sim`. All of them run in one thread with a simulated clock in µs, so a seed with the same limits always
 //! gives the same run.
 //!
-//! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
-//! that the trouble concerns. A program consists of *phases*. In each phase, the ranks allocate and free blocks and
-//! commit the pool for their groups. They may also retire segments, or run a rendezvous or an exchange.
+//! All files use these terms:
+//!
+//! - *Trouble*: the fault, or the difference between ranks, of a run.
+//! - *Culprit*: the rank that the trouble concerns. A few troubles, such as a dead store, do not concern one rank.
+//! - *Meeting*: one run of an agreement among ranks, such as that of a commit or of a rendezvous.
+//! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
+//!   groups. They may also retire segments, or run a rendezvous or an exchange.
+//! - *Step* of a rank: an event that the rank handles. For example, the rank executes an action of its program, or one
+//!   of its calls to the store ends. The steps of a rank are counted from 1.
+//! - *Token* of a rank: a random number that identifies the last request of the state machine of the rank's meeting. It
+//!   changes with every request. An answer with another token belongs to an earlier request, and is ignored.
 //!
 //! | file | subject |
 //! |---|---|
@@ -199,28 +207,23 @@ pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: &(dyn F
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);
     let work = || {
-        let mut mine = Summary::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end {
                 break;
             }
             let run = run(seed, limits, false);
-            mine.seeds += 1;
-            mine.steps += run.steps;
-            mine.states.extend(run.states);
-            run.tally.into_iter().for_each(|(what, count)| *mine.tally.entry(what).or_default() += count);
-            mine.violations.extend(run.violation.map(|violation| (seed, violation)));
+            let mut all = summary.lock().unwrap_or_else(PoisonError::into_inner);
+            all.seeds += 1;
+            all.steps += run.steps;
+            all.states.extend(run.states);
+            run.tally.into_iter().for_each(|(what, count)| *all.tally.entry(what).or_default() += count);
+            all.violations.extend(run.violation.map(|violation| (seed, violation)));
+            drop(all);
             if seed.is_multiple_of(64) {
                 done(seed - seeds.start);
             }
         }
-        let mut all = summary.lock().unwrap_or_else(PoisonError::into_inner);
-        all.seeds += mine.seeds;
-        all.steps += mine.steps;
-        all.states.extend(mine.states);
-        mine.tally.into_iter().for_each(|(what, count)| *all.tally.entry(what).or_default() += count);
-        all.violations.extend(mine.violations);
     };
     thread::scope(|scope| (0..threads.max(1)).for_each(|_| drop(scope.spawn(work))));
     summary.into_inner().unwrap_or_else(PoisonError::into_inner)

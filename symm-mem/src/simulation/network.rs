@@ -14,12 +14,16 @@ use bootstrap::store::{
     machine::{Call, Client, ClientId, Limits, Reply, Request, Server, ServerLimits, client, server},
 };
 
-use super::{keys::Keys, requests::Asked, violation::Violation};
+use super::{
+    keys::Keys,
+    requests::Asked,
+    violation::{Violation, bail},
+};
 
 /// The time limit of the client for the answer to a request that does not wait for a key, and of the server for the
 /// greeting of a client. It is longer than any run, so it never expires. No shorter limit is needed: an open connection
 /// loses no bytes, so every such request gets its answer.
-const PATIENCE: Duration = Duration::from_secs(1 << 32);
+const UNLIMITED: Duration = Duration::from_secs(1 << 32);
 /// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
 
@@ -45,7 +49,7 @@ pub(super) struct Link {
 }
 
 /// The end of a call, or of the greeting, on a connection. `asked` is the request that uses the connection.
-pub(super) struct Done {
+pub(super) struct Finished {
     pub(super) asked: Asked,
     /// The outcome of the call, or the failure of the greeting. The outer `Option` is `None` if the greeting has
     /// succeeded: the call of the request has not begun yet.
@@ -73,16 +77,16 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn new(ranks: usize) -> Self {
         let mut network = Self {
-            server: Server::new(ServerLimits { greeting: PATIENCE, ..ServerLimits::default() }),
+            server: Server::new(ServerLimits { greeting: UNLIMITED, ..ServerLimits::default() }),
             links: vec![None],
             idle: vec![Vec::new(); ranks],
-            observer: Client::new(Limits::default(), PATIENCE, 0),
+            observer: Client::new(Limits::default(), UNLIMITED, 0),
             keys: Keys::default(),
             arrived: 0,
             is_dead: false,
         };
         network.server.step(server::Input::Accepted(OBSERVER), Duration::ZERO);
-        let outputs = network.observer.step(client::Input::Connected(PATIENCE), Duration::ZERO);
+        let outputs = network.observer.step(client::Input::Connected(UNLIMITED), Duration::ZERO);
         let _ = network.observe(outputs);
         network
     }
@@ -106,8 +110,8 @@ impl Network {
     /// call of the request begins after the answer to the greeting.
     pub(super) fn open(&mut self, asked: Asked, now: Duration) -> Result<Sent, Violation> {
         let id = self.links.len() as ClientId;
-        let mut client = Client::new(Limits::default(), PATIENCE, id as u32);
-        let outputs = client.step(client::Input::Connected(PATIENCE), now);
+        let mut client = Client::new(Limits::default(), UNLIMITED, id as u32);
+        let outputs = client.step(client::Input::Connected(UNLIMITED), now);
         self.links.push(Some(Link {
             rank: asked.rank,
             client,
@@ -121,7 +125,7 @@ impl Network {
         }));
         self.server.step(server::Input::Accepted(id), now);
         let [client::Output::Send(bytes)] = &*outputs else {
-            return Err(Violation("a client of the store sends no greeting".into()));
+            bail!("a client of the store sends no greeting");
         };
         Ok((id, bytes.clone()))
     }
@@ -178,7 +182,7 @@ impl Network {
         &mut self,
         id: ClientId,
         outcome: Result<Option<Reply>, client::Failure>,
-    ) -> Option<Done> {
+    ) -> Option<Finished> {
         let link = self.link(id)?;
         let (rank, asked) = (link.rank, link.asked.take()?);
         if matches!(outcome, Ok(_) | Err(client::Failure::TimedOut { .. })) {
@@ -187,7 +191,7 @@ impl Network {
         let link = self.link(id)?;
         let was_greeted = mem::replace(&mut link.is_greeted, true);
         let outcome = (was_greeted || outcome.is_err()).then_some(outcome);
-        Some(Done { asked, outcome })
+        Some(Finished { asked, outcome })
     }
 
     /// Appends a piece to those that travel to the store (`up`) or to the rank.
@@ -218,7 +222,7 @@ impl Network {
                     // `serve` passes each piece to the server when it arrives, so there is nothing to read here.
                     server::Output::Read(_) => {}
                     server::Output::Close(id, why) => {
-                        return Err(Violation(format!("the store closes connection {id}: {why}")));
+                        bail!("the store closes connection {id}: {why}");
                     }
                 }
             }
@@ -302,7 +306,7 @@ impl Store for AtOnce<'_> {
         let outputs = network.observer.step(client::Input::Call(Call::Now(request)), Duration::ZERO);
         let reply = network.observe(outputs)?;
         if reply == Some(Reply::Integer(1)) {
-            removed.into_iter().for_each(|key| network.keys.removed(key));
+            network.keys.removed.extend(removed);
         }
         Ok(reply)
     }

@@ -1,5 +1,4 @@
-//! The invariants of a run, which hold under every [trouble](super::trouble). The *culprit* is the rank that the
-//! trouble concerns. A *meeting* is one run of an agreement among ranks.
+//! The invariants of a run, which hold under every [trouble](super::trouble).
 //!
 //! - Members of a meeting get the same result. They get it at most [`FLOORS`](crate::agreement::FLOORS) after the
 //!   deadline. `FLOORS` is the sum of the least time limits of all actions after a decision and of the waits for their
@@ -23,46 +22,38 @@
 //! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
 //!   or the last meetings may leave.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use super::{
-    results::{Ended, Kind, Said},
+    results::{Ended, Kind, Meeting, Said},
     scenario::DEADLINE,
     store::RETRY_FLOOR,
     trouble::Trouble,
-    violation::Violation,
+    violation::{Violation, bail, ensure},
     world::World,
 };
 use crate::{
     agreement::{
-        Agreed, Divergence, Entry, Membership, PeerMappings, Plain, Poison, Refusal, Unmapped, ValuesByRank,
+        Agreed, Divergence, Entry, Membership, PeerMappings, Plain, Poison, Refusal, Unmapped, Waiting,
         length_patience, patience,
     },
     exchange::ExchangeRefusal,
     rendezvous::RendezvousRefusal,
 };
 
-/// Returns the number of ranks that `split` lists.
-fn refusal_ranks<V>(split: &ValuesByRank<V>) -> usize {
-    split.entries.iter().map(|side| side.ranks.len()).sum()
-}
-
 impl World {
     /// Checks that every live rank has ended its program, and checks all meetings and uses of blocks.
     pub(super) fn judge(&self) -> Result<(), Violation> {
         for rank in self.ranks.iter().filter(|rank| !rank.dead) {
-            if rank.task.is_some() || !rank.program.is_empty() {
-                return Err(Violation(format!("rank {} hangs", rank.number)));
-            }
+            ensure!(rank.task.is_none() && rank.program.is_empty(), "rank {} hangs", rank.number);
         }
-        let mut meetings: BTreeMap<(Kind, u64, u64), Vec<&Ended>> = BTreeMap::new();
+        let mut meetings: BTreeMap<Meeting, Vec<&Ended>> = BTreeMap::new();
         for ended in &self.ended {
-            meetings.entry((ended.kind, ended.epoch, ended.round)).or_default().push(ended);
+            meetings.entry(ended.span.meeting).or_default().push(ended);
         }
-        for ((kind, epoch, round), ended) in &meetings {
-            self.judge_meeting(*kind, ended).map_err(|Violation(what)| {
-                Violation(format!("{kind:?} of epoch {epoch}, round {round}: {what}"))
-            })?;
+        for (meeting, ended) in &meetings {
+            let at = |Violation(what)| Violation(format!("{meeting:?}: {what}"));
+            self.judge_meeting(meeting.kind, ended).map_err(at)?;
         }
         self.judge_waits()?;
         self.judge_last(&meetings)?;
@@ -71,7 +62,7 @@ impl World {
 
     /// Checks that the last commit of every group succeeds. The programs end with these commits, which have a long
     /// deadline. Exempts poisoned groups, and troubles that still act on these commits.
-    fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
+    fn judge_last(&self, meetings: &BTreeMap<Meeting, Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
             Trouble::OtherRelease
@@ -100,32 +91,23 @@ impl World {
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
         };
         for group in self.scenario.groups.keys() {
-            let mut of_group = meetings.iter().filter(|((kind, ..), _)| *kind == Kind::Commit(*group));
+            let mut of_group = meetings.iter().filter(|(meeting, _)| meeting.kind == Kind::Commit(*group));
             let Some((_, ended)) = of_group.next_back() else { continue };
             let lasts = lasts && self.scenario.groups[group].contains(&self.scenario.culprit);
             let refused =
                 ended.iter().find(|it| it.said.poison().is_none() && !matches!(it.said, Said::Commit(Ok(_))));
-            let skipped = |it: &&Ended| self.scenario.trouble == Trouble::Skips && is_ahead(it);
+            let skipped = |it: &Ended| self.scenario.trouble == Trouble::Skips && is_ahead(it);
             if let Some(refused) = refused.copied().filter(|it| !lasts && !skipped(it)) {
-                let what = format!(
-                    "the last commit of group {group} fails on rank {}: {:?}",
-                    refused.rank, refused.said
-                );
-                return Err(Violation(format!("under {:?}: {what}", self.scenario.trouble)));
+                let (trouble, Ended { rank, said, .. }) = (self.scenario.trouble, refused);
+                bail!("under {trouble:?}: the last commit of group {group} fails on rank {rank}: {said:?}");
             }
         }
         Ok(())
     }
 
     fn members(&self, kind: Kind) -> Vec<u32> {
-        match kind {
-            Kind::Commit(group)
-            | Kind::Second(group)
-            | Kind::Plain(group)
-            | Kind::Meet(group)
-            | Kind::Exchange(group) => self.scenario.groups[&group].clone(),
-            Kind::Retire | Kind::Length => (0..self.ranks.len() as u32).collect(),
-        }
+        let all = || (0..self.ranks.len() as u32).collect();
+        kind.group().map_or_else(all, |group| self.scenario.groups[&group].clone())
     }
 
     fn judge_meeting(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
@@ -144,11 +126,13 @@ impl World {
             // reads at most four times.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
-            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
+            let most = it.span.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
-            if !exempt && it.ended - it.begun > most {
-                return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
-            }
+            ensure!(
+                exempt || it.ended - it.span.begun <= most,
+                "rank {} waits past its deadline: {it:?}",
+                it.rank
+            );
         }
         if matches!((trouble, kind), (Trouble::OtherDomain { .. }, Kind::Retire | Kind::Length)) {
             return self.judge_domain(kind, ended);
@@ -156,40 +140,34 @@ impl World {
         // A rank that has lost the store gets no result, and the others report it as missing.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
         let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(..));
-        if told.len() < ended.len() && !cut {
-            return Err(Violation("the store failed".into()));
-        }
+        ensure!(told.len() == ended.len() || cut, "the store failed");
         let Some(first) = told.first() else { return Ok(()) };
         if let Some(it) = ended.iter().find(|it| it.said.store_failed() && !it.poisoned)
             && first.said.changes_groups()
         {
-            let what = format!(
+            bail!(
                 "rank {} has lost the store and goes on with a group of which the others were told {:?}",
-                it.rank, first.said
+                it.rank,
+                first.said
             );
-            return Err(Violation(what));
         }
         for it in &told {
-            if it.said != first.said {
-                let (one, other) = (first.rank, it.rank);
-                let what = format!(
-                    "ranks {one} and {other} are told different things: {:?} and {:?}",
-                    first.said, it.said
-                );
-                return Err(Violation(what));
-            }
+            ensure!(
+                it.said == first.said,
+                "ranks {} and {} are told different things: {:?} and {:?}",
+                first.rank,
+                it.rank,
+                first.said,
+                it.said
+            );
         }
-        if !first.said.is_agreed() {
-            return Err(Violation(format!("no result that can be agreed: {:?}", first.said)));
-        }
+        ensure!(first.said.is_agreed(), "no result that can be agreed: {:?}", first.said);
         if let Said::Commit(result) = &first.said {
             let entered = told.iter().filter(|it| it.registered).count();
             let partly = entered != 0 && entered != told.len();
-            if (result.is_ok() && partly && !cut)
-                || (entered > 0 && first.said.refusal().is_some() && result.is_err())
-            {
-                return Err(Violation(format!("{entered} of {} members registered: {result:?}", told.len())));
-            }
+            let wrong = (result.is_ok() && partly && !cut)
+                || (entered > 0 && first.said.refusal().is_some() && result.is_err());
+            ensure!(!wrong, "{entered} of {} members registered: {result:?}", told.len());
         }
         if let Said::Commit(Ok(agreed)) = &first.said {
             self.judge_mapping(kind, agreed)?;
@@ -215,13 +193,8 @@ impl World {
                 Unmapped::NoHandle { .. } | Unmapped::NoPeerAccess { .. } => false,
             },
         };
-        match fits {
-            true => Ok(()),
-            false => {
-                let what = format!("under {trouble:?} on rank {culprit}, members {members:?}: {agreed:?}");
-                Err(Violation(what))
-            }
-        }
+        ensure!(fits, "under {trouble:?} on rank {culprit}, members {members:?}: {agreed:?}");
+        Ok(())
     }
 
     /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
@@ -233,49 +206,41 @@ impl World {
         let inside = members.contains(&culprit);
         let affected = inside && members.len() > 1 || kind == Kind::Retire;
         let parts = trouble.parts_pools() || self.keeps_memory();
-        let wrong = |text: String| Err(Violation(format!("under {trouble:?} on rank {culprit}: {text}")));
+        let wrong = |text: String| Violation(format!("under {trouble:?} on rank {culprit}: {text}"));
+        let fit =
+            |fits: bool, text: &dyn fmt::Display| fits.then_some(()).ok_or_else(|| wrong(text.to_string()));
+        let may_miss = |missing: &[u32], circle: &[Waiting]| {
+            let is_late =
+                trouble.delays() || self.waits_in_other_domain(circle) || self.came_late(told, missing);
+            !missing.is_empty() && is_late
+        };
+        let cannot_map = |rank: u32| trouble == Trouble::CannotMap && rank == culprit;
         if let Some(refusal) = said.rendezvous() {
+            let differs = matches!(trouble, Trouble::MeetsOtherwise(_));
             let fits = match refusal {
-                RendezvousRefusal::RendezvousTimeout { missing, circle, .. } => {
-                    let may_miss = trouble.delays()
-                        || self.waits_in_other_domain(circle)
-                        || self.came_late(told, missing);
-                    !missing.is_empty() && may_miss
-                }
+                RendezvousRefusal::RendezvousTimeout { missing, circle, .. } => may_miss(missing, circle),
                 RendezvousRefusal::MembersLost { .. } => trouble.silences(),
                 RendezvousRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
-                RendezvousRefusal::SharingFailed { rank, .. } => {
-                    trouble == Trouble::CannotMap && *rank == culprit
-                }
+                RendezvousRefusal::SharingFailed { rank, .. } => cannot_map(*rank),
                 RendezvousRefusal::RendezvousDuringCapture { ranks } => {
-                    (trouble == Trouble::Capturing && *ranks == [culprit])
-                        || matches!(trouble, Trouble::MeetsOtherwise(_))
+                    (trouble == Trouble::Capturing && *ranks == [culprit]) || differs
                 }
                 RendezvousRefusal::SubjectMismatch { .. }
                 | RendezvousRefusal::SizeMismatch { .. }
-                | RendezvousRefusal::OffsetMismatch { .. } => {
-                    parts || affected && matches!(trouble, Trouble::MeetsOtherwise(_))
-                }
-                _ => inside && matches!(trouble, Trouble::MeetsOtherwise(_)),
+                | RendezvousRefusal::OffsetMismatch { .. } => parts || affected && differs,
+                _ => inside && differs,
             };
-            return if fits { Ok(()) } else { wrong(refusal.to_string()) };
+            return fit(fits, refusal);
         }
         if let Some(refusal) = said.exchange() {
             let fits = match refusal {
-                ExchangeRefusal::ExchangeTimeout { missing, circle, .. } => {
-                    let may_miss = trouble.delays()
-                        || self.waits_in_other_domain(circle)
-                        || self.came_late(told, missing);
-                    !missing.is_empty() && may_miss
-                }
+                ExchangeRefusal::ExchangeTimeout { missing, circle, .. } => may_miss(missing, circle),
                 ExchangeRefusal::MembersLost { .. } => trouble.silences(),
                 ExchangeRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
-                ExchangeRefusal::OpeningFailed { rank, .. } => {
-                    trouble == Trouble::CannotMap && *rank == culprit
-                }
+                ExchangeRefusal::OpeningFailed { rank, .. } => cannot_map(*rank),
                 _ => inside && matches!(trouble, Trouble::ExchangesOtherwise(_)),
             };
-            return if fits { Ok(()) } else { wrong(refusal.to_string()) };
+            return fit(fits, refusal);
         }
         if let Some(poison) = said.poison() {
             let fits = match poison {
@@ -294,12 +259,12 @@ impl World {
                 }
                 _ => false,
             };
-            return if fits { Ok(()) } else { wrong(poison.to_string()) };
+            return fit(fits, poison);
         }
         if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
             let lacks = !self.scenario.has_plain_registration() && cause.contains("ncclCommRegister");
             let fits = trouble.forbids_plain() && *rank == culprit || lacks;
-            return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
+            return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
         // A rank that has skipped a commit without counting it meets the other members at another point of its program.
@@ -328,8 +293,7 @@ impl World {
                 matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
             }
             Refusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
-            Refusal::RetirementMismatch { .. } => parts,
-            Refusal::SegmentInUse { .. } => parts,
+            Refusal::RetirementMismatch { .. } | Refusal::SegmentInUse { .. } => parts,
             Refusal::SegmentPinned { graphs, .. } => {
                 (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || parts
             }
@@ -365,10 +329,8 @@ impl World {
             }
             _ => false,
         };
-        if !fits {
-            return wrong(refusal.to_string());
-        }
-        self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
+        fit(fits, refusal)?;
+        self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
@@ -376,41 +338,39 @@ impl World {
     /// also be late without a trouble: with a slow store, a rank with few groups begins a meeting long before the
     /// others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
-        let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
+        let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.
         let messages = 8 * self.scenario.slowest;
-        let patience = |it: &Ended| match it.kind {
-            Kind::Meet(_) | Kind::Exchange(_) => it.deadline / 2,
-            Kind::Length => length_patience(Duration::from_micros(it.deadline)).as_micros() as u64,
-            Kind::Commit(_) | Kind::Second(_) | Kind::Plain(_) | Kind::Retire => {
-                patience(Duration::from_micros(it.deadline)).as_micros() as u64
-            }
+        let late = |it: &&Ended| {
+            let deadline = Duration::from_micros(it.span.deadline);
+            let patience = match it.span.meeting.kind {
+                Kind::Meet(_) | Kind::Exchange(_) => deadline / 2,
+                Kind::Length => length_patience(deadline),
+                Kind::Commit(_) | Kind::Second(_) | Kind::Plain(_) | Kind::Retire => patience(deadline),
+            };
+            it.span.begun + messages >= first + patience.as_micros() as u64
         };
-        let late = |it: &&&Ended| it.begun + messages >= first + patience(it);
-        told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
+        told.iter().filter(|it| missing.contains(&it.rank)).all(late)
     }
 
     /// If a refusal says that the pools' histories differ, checks that it reports the first operation that differs.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
         let Divergence::At { sequence, operations, .. } = divergence else {
-            return Err(Violation(format!("the first allocation that differs was not found: {refusal}")));
+            bail!("the first allocation that differs was not found: {refusal}");
         };
-        let history = |ended: &&Ended| {
-            let mut history = self.ranks[ended.rank as usize].history();
-            history.truncate(ended.history);
-            history
-        };
+        let history = |ended: &&Ended| self.ranks[ended.rank as usize].history(ended.history);
         let histories: Vec<_> = told.iter().map(history).collect();
         let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
         let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
         let first = (0..longest).find(parts);
         // A dead rank has no result in `told`, so its history is missing here. The first operation that differs is
         // known only if `told` has the results of all ranks that the refusal names.
-        let all = told.len() == refusal_ranks(operations);
-        if all && (first != Some(*sequence as usize) || operations.is_unanimous()) {
-            return Err(Violation(format!("histories part at {first:?}: {refusal}")));
-        }
+        let named: usize = operations.entries.iter().map(|entry| entry.ranks.len()).sum();
+        ensure!(
+            told.len() != named || (first == Some(*sequence as usize) && !operations.is_unanimous()),
+            "histories part at {first:?}: {refusal}"
+        );
         Ok(())
     }
 
@@ -426,10 +386,7 @@ impl World {
             for one in uses {
                 let other = uses.iter().find(|it| it.identity == one.identity && it.way != one.way);
                 if let Some(other) = other {
-                    let what = format!(
-                        "group {group} uses a block by different ways at {site}: {one:?} and {other:?}"
-                    );
-                    return Err(Violation(what));
+                    bail!("group {group} uses a block by different ways at {site}: {one:?} and {other:?}");
                 }
             }
         }

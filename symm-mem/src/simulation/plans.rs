@@ -1,26 +1,27 @@
-//! One-sided exchanges. In an exchange, the members of a group agree on a *plan*, a list of transfers between them. For
-//! the transfers, the ranks lend each other memory and *slots*. A slot is a few words of memory in which a peer
-//! signals.
+//! The one-sided exchanges of ranks: agrees on plans, executes their transfers, and closes them. See `exchanges` for the
+//! terms.
 
 use std::{
+    collections::BTreeSet,
     mem,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use bootstrap::{
-    agreement::{Agreement, Member},
-    store::Store as _,
-};
+use bootstrap::store::Store as _;
 use caching_alloc::core::SegmentSource;
 
 use super::{
-    exchanges::{Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, Exchanges, Exchanging, Import, Plan, Transfer},
+    exchanges::{
+        Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, ExchangePlan, Exchanges, Exchanging, Import, Transfer,
+    },
     random::Random,
     requests::{Goal, StoreRequest},
+    results::{Kind, Meeting},
+    scenario::{DEADLINE, LONG_LEASE},
     trouble::Trouble,
-    violation::Violation,
-    work::{Ended, Work},
+    violation::{Violation, bail, ensure},
+    work::Work,
     world::{Event, World},
 };
 use crate::{
@@ -90,20 +91,13 @@ fn differ(how: usize, record: &mut Record) {
 
 impl World {
     /// Begins the exchange of a plan on the rank.
-    pub(super) fn exchange(
-        &mut self,
-        rank: u32,
-        group: u64,
-        name: u64,
-        seed: u64,
-        deadline: Duration,
-    ) -> Result<(), Violation> {
-        let otherwise = match self.scenario.trouble {
-            Trouble::ExchangesOtherwise(how) if self.scenario.is_culprit(rank) => Some(how),
+    pub(super) fn exchange(&mut self, rank: u32, group: u64, name: u64, seed: u64) -> Result<(), Violation> {
+        let otherwise = match self.scenario.trouble_of(rank) {
+            Trouble::ExchangesOtherwise(how) => Some(how),
             _ => None,
         };
         let members = self.scenario.groups[&group].clone();
-        let deadline = self.deadline(rank, deadline);
+        let deadline = self.deadline(rank, DEADLINE);
         let state = &mut self.ranks[rank as usize];
         let device = state.lending.clone();
         let own = state.exchanges.entry(group).or_insert_with(|| Exchanges::new(device));
@@ -112,19 +106,12 @@ impl World {
         let (mut exports, mut ends, mut lent) = (Vec::<Export>::new(), Vec::new(), Vec::new());
         let key = format!("exchange/{group}/{number}");
         let slots = own.slots.take(of_rank(&transfers, rank).count());
-        let Some(slots) = slots else { return Err(Violation(format!("rank {rank} has no slots left"))) };
+        let Some(slots) = slots else { bail!("rank {rank} has no slots left") };
         for ((at, transfer), slot) in of_rank(&transfers, rank).zip(slots.clone()) {
             let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
-            let mut end = End {
-                peer: lender,
-                part: Part::PutInitiator,
-                bytes,
-                export: None,
-                offset: 0,
-                slot: slot as u32,
-            };
+            let part = if puts { Part::PutInitiator } else { Part::GetFrom };
+            let end = End { peer: lender, part, bytes, export: None, offset: 0, slot: slot as u32 };
             if copier == rank {
-                end.part = if puts { Part::PutInitiator } else { Part::GetFrom };
                 ends.push(end);
                 continue;
             }
@@ -149,9 +136,8 @@ impl World {
                 exports.len() - 1
             });
             lent.push(allocation.clone());
-            end.part = if puts { Part::PutTarget } else { Part::GetBy };
-            (end.peer, end.export, end.offset) = (copier, Some(at as u32), offset);
-            ends.push(end);
+            let part = part.counterpart();
+            ends.push(End { peer: copier, part, export: Some(at as u32), offset, ..end });
         }
         let held = own.handles.held();
         // All runs of a seed must be equal, but the order of the map's keys differs between runs. So they are sorted.
@@ -172,28 +158,16 @@ impl World {
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
         }
-        let member = Member {
-            name: key.clone(),
-            rank,
-            members,
-            generation: 0,
-            patience: deadline / 2,
-            deadline: Some(deadline),
-        };
-        let machine = Agreement::new(member, record, self.random.next()).map_err(Violation)?;
+        let machine = self.agreement(rank, key.clone(), members, deadline, record)?;
         let opened = Open::new();
-        let acted = None;
-        let work =
-            Exchanging { machine, acted, group, name, key, slots, ends, lent, held, opened, transfers };
-        self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
+        let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
+        let meeting = Meeting { kind: Kind::Exchange(group), epoch: 0, round: number };
+        self.begin(rank, Work::Exchange(Box::new(work)), meeting, deadline)
     }
 
     /// Opens the memory that peers lend for the agreed plan, as far as the rank has not opened it yet. Returns the
     /// outcome.
     pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Result<Outcome, Violation> {
-        if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
-            return Ok(Outcome::Failed { cause: "no addresses".to_owned() });
-        }
         let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
             return Ok(Outcome::Failed { cause: "it is none of them".to_owned() });
         };
@@ -212,73 +186,63 @@ impl World {
                 }
             }
         }
-        if !gone.is_empty() {
-            return Ok(Outcome::Alone { gone });
-        }
-        let state = self.rank(rank);
-        if let Some(Work::Exchange(work)) = state.task.as_mut().map(|task| &mut task.work) {
+        let outcome = self.mapping_outcome(rank, gone);
+        if outcome == Outcome::Mapped
+            && let Some(Work::Exchange(work)) = self.rank(rank).task.as_mut().map(|task| &mut task.work)
+        {
             work.opened = opened;
         }
-        Ok(Outcome::Mapped)
+        Ok(outcome)
     }
 
     /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. A route is the peer's end of a
-    /// transfer: its memory and its slot. Returns the keys of the exchange that the rank is to remove from the store.
-    /// There are none if the rank has not seen that all members have acknowledged the result.
+    /// transfer: its memory and its slot.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
         work: Exchanging,
-        end: Ended<protocol::Agreement, Ending>,
-    ) -> Result<Vec<String>, Violation> {
+        result: Result<protocol::Agreement, Ending>,
+    ) -> Result<(), Violation> {
         let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers, .. } = work;
         let state = &mut self.ranks[rank as usize];
-        let Some(own) = state.exchanges.get_mut(&group) else { return Ok(end.read) };
-        let mut peers: Vec<u32> = ends.iter().map(|end| end.peer).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        let mut plan =
-            Plan { key, generation: 0, slots, peers, routes: Vec::new(), imports: Open::new(), _lent: lent };
-        match end.result {
+        let Some(own) = state.exchanges.get_mut(&group) else { return Ok(()) };
+        let peers: BTreeSet<u32> = ends.iter().map(|end| end.peer).collect();
+        let mut plan = ExchangePlan {
+            key,
+            generation: 0,
+            slots,
+            peers: peers.into_iter().collect(),
+            routes: Vec::new(),
+            imports: Open::new(),
+            _lent: lent,
+        };
+        match result {
             Ok(agreement) => {
                 let routes = agreement.routes(rank);
-                let Some(routes) = routes.filter(|routes| *routes == expected(rank, &agreement, &transfers))
-                else {
+                let Some(routes) = routes.filter(|it| *it == expected(rank, &agreement, &transfers)) else {
                     let routes = agreement.routes(rank);
-                    return Err(Violation(format!(
-                        "rank {rank} takes other ways than were agreed: {routes:?}"
-                    )));
+                    bail!("rank {rank} takes other ways than were agreed: {routes:?}");
                 };
-                for (peer, id) in routes.iter().filter_map(|it| Some((it.peer, it.remote?.0))) {
-                    let import = opened.get(&(peer, id)).or_else(|| held.get(&(peer, id)));
-                    let Some(import) = import else {
-                        let what =
-                            format!("rank {rank} has agreed to reach {id} of rank {peer}, which is not open");
-                        return Err(Violation(what));
-                    };
-                    plan.imports.insert((peer, id), import.clone());
-                }
                 for ((at, _), route) in of_rank(&transfers, rank).zip(&routes) {
-                    let Some(key) = route.remote.map(|(id, _)| (route.peer, id)) else { continue };
+                    let Some((id, _)) = route.remote else { continue };
+                    let (peer, remote) = (route.peer, (route.peer, id));
+                    let Some(import) = opened.get(&remote).or_else(|| held.get(&remote)) else {
+                        bail!("rank {rank} has agreed to reach {id} of rank {peer}, which is not open");
+                    };
                     let lent = self.lent.get(&(plan.key.clone(), at));
-                    if lent.is_none_or(|lent| !Weak::ptr_eq(lent, &plan.imports[&key].0)) {
-                        let (peer, id) = key;
-                        return Err(Violation(format!(
-                            "rank {rank} has other memory than rank {peer} lends for transfer {at}: {id}"
-                        )));
-                    }
+                    ensure!(
+                        lent.is_some_and(|lent| Weak::ptr_eq(lent, &import.0)),
+                        "rank {rank} has other memory than rank {peer} lends for transfer {at}: {id}"
+                    );
+                    plan.imports.insert(remote, import.clone());
                 }
-                opened.iter().for_each(|(key, import)| own.handles.note(*key, import));
+                opened.iter().for_each(|(remote, import)| own.handles.note(*remote, import));
                 let named = own.plans.entry(name).or_default();
-                if agreement.generation <= named.agreed {
-                    let (last, next) = (named.agreed, agreement.generation);
-                    return Err(Violation(format!(
-                        "rank {rank} is at generation {last} and agrees on {next}"
-                    )));
-                }
-                named.generations.agreed(agreement.generation);
-                named.agreed = agreement.generation;
-                (plan.generation, plan.routes) = (agreement.generation, routes);
+                let (last, next) = (named.agreed, agreement.generation);
+                ensure!(next > last, "rank {rank} is at generation {last} and agrees on {next}");
+                named.generations.agreed(next);
+                named.agreed = next;
+                (plan.generation, plan.routes) = (next, routes);
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
@@ -286,7 +250,7 @@ impl World {
             // on the plan, and may access this rank's memory. So a lease keeps the memory and the slots of the plan.
             Err(_) => self.lend(rank, group, plan),
         }
-        Ok(end.read)
+        Ok(())
     }
 
     /// Simulates the transfers of one of the rank's plans with this name: the oldest one if `former` is true, else the
@@ -296,41 +260,41 @@ impl World {
     /// that admitted transfers use slots that the peer has lent for this plan, and memory that the peer still lends.
     /// Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
-        let wrong =
-            |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
         let Some(own) = self.ranks[rank as usize].exchanges.get(&group) else { return Ok(()) };
         let Some(named) = own.plans.get(&name) else { return Ok(()) };
         let Some(plan) = (if former { named.plans.first() } else { named.plans.last() }) else {
             return Ok(());
         };
+        let at = format_args!("rank {rank}, plan {name} of group {group}, generation {}", plan.generation);
         let admitted = named.generations.admit(plan.generation).is_ok();
-        if admitted != (plan.generation == named.agreed) {
-            let what = if admitted { "goes" } else { "is refused" };
-            return wrong(format!("generation {} {what}, the last is {}", plan.generation, named.agreed));
-        }
+        ensure!(
+            admitted == (plan.generation == named.agreed),
+            "{at}: admitted {admitted}, the last generation is {}",
+            named.agreed
+        );
         for route in plan.routes.iter().filter(|_| admitted) {
-            let peer = &self.ranks[route.peer as usize];
+            let Route { peer: number, remote, slot } = *route;
+            let peer = &self.ranks[number as usize];
             if peer.dead {
                 continue;
             }
             let in_it = peer.task.as_ref().is_some_and(|task| match &task.work {
-                Work::Exchange(work) => work.key == plan.key && work.slots.contains(&(route.slot as usize)),
+                Work::Exchange(work) => work.key == plan.key && work.slots.contains(&(slot as usize)),
                 _ => false,
             });
             let theirs = peer.exchanges.get(&group);
-            if !in_it && !theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, route.slot as usize)) {
-                return wrong(format!("slot {} of rank {} is not its own", route.slot, route.peer));
-            }
-            let Some((id, _)) = route.remote else { continue };
-            let import = plan.imports.get(&(route.peer, id));
+            ensure!(
+                in_it || theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, slot as usize)),
+                "{at}: slot {slot} of rank {number} is not its own"
+            );
+            let Some((id, _)) = remote else { continue };
+            let import = plan.imports.get(&(number, id));
             let Some((Import(_, mapping), lent)) = import.and_then(|it| Some((&**it, it.0.upgrade()?)))
             else {
-                return wrong(format!("{id} of rank {} was given back", route.peer));
+                bail!("{at}: {id} of rank {number} was given back");
             };
             let found = self.ranks[rank as usize].lending.read(mapping.ptr().0)?;
-            if found != lent.mark {
-                return wrong(format!("{id} of rank {} has {found:#x} in its memory", route.peer));
-            }
+            ensure!(found == lent.mark, "{at}: {id} of rank {number} has {found:#x} in its memory");
         }
         Ok(())
     }
@@ -347,7 +311,7 @@ impl World {
         let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return Ok(()) };
         let Some(named) = own.plans.get_mut(&name) else { return Ok(()) };
         let keep = usize::from(!all).min(named.plans.len());
-        let dropped: Vec<Plan> = named.plans.drain(..named.plans.len() - keep).collect();
+        let dropped: Vec<ExchangePlan> = named.plans.drain(..named.plans.len() - keep).collect();
         for mut plan in dropped {
             // The rank must close the imports before it reports them closed.
             plan.imports.clear();
@@ -376,7 +340,7 @@ impl World {
     /// Keeps the plan's memory and slots, which peers may access, in a lease until all peers have closed the plan. If
     /// the lease expires first, [`collect`](Self::collect) moves the plan to quarantine, where it stays until the end
     /// of the run.
-    fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
+    fn lend(&mut self, rank: u32, group: u64, plan: ExchangePlan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));
         if let Some(own) = self.rank(rank).exchanges.get_mut(&group) {
@@ -413,23 +377,19 @@ impl World {
     /// memory is allocated, and all slots are free except those of plans in quarantine. Plans may be in quarantine only
     /// if the trouble delays ranks or the leases are short.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
-        let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
+        let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {
             let rank = state.number;
             for (group, own) in mem::take(&mut state.exchanges) {
                 let kept: usize = own.quarantine.iter().map(|plan| plan.slots.len()).sum();
                 let (open, free, running) = (own.handles.count(), own.slots.free(), own.leases.len());
-                if open > 0 || running > 0 || free + kept != CHANNELS || kept > 0 && !slow {
-                    return Err(Violation(format!(
-                        "rank {rank} leaves of group {group} {open} handles, {running} leases, {free} free slots and \
-                         {kept} in quarantine"
-                    )));
-                }
+                ensure!(
+                    open == 0 && running == 0 && free + kept == CHANNELS && (kept == 0 || slow),
+                    "rank {rank} leaves of group {group} {open} handles, {running} leases, {free} free slots and \
+                     {kept} in quarantine"
+                );
             }
-            let (live, wrong) = (state.lending.live(), state.lending.wrong());
-            if live > 0 || wrong.is_some() {
-                return Err(Violation(format!("rank {rank} leaves {live} bytes that it lent: {wrong:?}")));
-            }
+            state.lending.check_released(rank)?;
         }
         Ok(())
     }

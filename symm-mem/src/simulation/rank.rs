@@ -2,12 +2,15 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+    mem,
     ops::Range,
     sync::Arc,
     time::Duration,
 };
 
 use bootstrap::agreement::{self, Gone};
+use caching_alloc::core::symmetric::SymmetricArena;
 use process_group::{
     group::GroupId,
     store::{HashStore, Store},
@@ -18,7 +21,7 @@ use super::{
     exchanges::Exchanges,
     library::{Extent, Life},
     random::Random,
-    results::Kind,
+    results::{Kind, Meeting, Span},
     scenario::Action,
     violation::Violation,
     work::{Answer, MappingKey, Work},
@@ -45,10 +48,6 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
     }
     Ok(stores)
 }
-
-/// An operation of a pool's history: its kind, its size in bytes, and its placement (segment ordinal and byte offset).
-/// The placement is `None` if the operation placed no block.
-type Entry = (u64, u64, Option<(u32, u64)>);
 
 /// The state of a group on a rank.
 pub(super) struct Membership {
@@ -77,6 +76,22 @@ pub(super) struct Membership {
 }
 
 impl Membership {
+    /// The state of a group that the rank has created for the first time.
+    pub(super) fn new(uid: u64, members: Vec<u32>) -> Self {
+        Self {
+            id: GroupId { uid, epoch: 0 },
+            members,
+            commits: 0,
+            seconds: 0,
+            meetings: 0,
+            life: 1,
+            collectives: 0,
+            messages: BTreeMap::new(),
+            kept: None,
+            peer_mappings: BTreeMap::new(),
+        }
+    }
+
     /// Counts a message sent to `peer`.
     pub(super) fn send(&mut self, peer: u32) {
         self.messages.entry(peer).or_default().0 += 1;
@@ -147,22 +162,12 @@ impl Capture {
     }
 }
 
-/// Identifies a meeting among those of its [`Kind`], by number (`round`) and epoch, and gives its time limit. `begun`
-/// is a time on the simulation's clock in µs. `deadline` is in µs after `begun`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
-    pub(super) round: u64,
-    pub(super) epoch: u64,
-    pub(super) begun: u64,
-    pub(super) deadline: u64,
-}
-
-/// A meeting in progress on a rank. A meeting is one run of an agreement among ranks, see [`Kind`].
+/// A meeting in progress on a rank.
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
     /// The number of operations in the pool's log when the meeting began.
-    pub(super) history: usize,
+    pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
     /// True if the last request of the meeting waits for a key of the store.
@@ -208,8 +213,7 @@ pub(super) struct Rank {
     /// number.
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
-    /// Identifies the last request of the rank's meeting. It changes with every request, and the rank ignores an answer
-    /// to a request with another token.
+    /// See [the terms](super).
     pub(super) token: u64,
     /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
@@ -229,7 +233,7 @@ pub(super) struct Rank {
     pub(super) stopped_until: u64,
     /// A hash of all operations in the pool's log. The simulation computes it itself, and does not use the hash in the
     /// log.
-    identity: u64,
+    pub(super) identity: u64,
     /// The number of operations in `identity`.
     operations: u64,
     /// The identity of each segment, by ordinal: the value of `identity` after the operation for which the pool created
@@ -296,10 +300,8 @@ impl Rank {
     /// writes it to the start of the segment.
     pub(super) fn observe(&mut self) -> Result<(), Violation> {
         let arena = self.pool.memory().arena();
-        for operation in arena.log().recent().skip(self.operations as usize) {
-            let place = operation.placement.map_or([u64::MAX; 2], |it| [it.ordinal.into(), it.offset]);
-            self.identity =
-                chain(self.identity, [operation.kind as u64, operation.bytes, place[0], place[1]]);
+        for operation in history(&arena, self.operations) {
+            self.identity = chain(self.identity, operation);
             self.operations += 1;
             let made = arena.segments().get(self.segments.len());
             if let Some(made) = made.filter(|segment| segment.log.length == self.operations) {
@@ -310,10 +312,6 @@ impl Rank {
         Ok(())
     }
 
-    pub(super) fn identity(&self) -> u64 {
-        self.identity
-    }
-
     /// Returns the current life of a group on this rank, with number 0 if the rank has not created the group.
     pub(super) fn life(&self, id: GroupId) -> Life {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
@@ -321,6 +319,12 @@ impl Rank {
 
     pub(super) fn is_poisoned(&self, id: GroupId) -> bool {
         self.pool.poison(id).is_some()
+    }
+
+    /// Keeps the pool's memory until the group's communicator has ended, see [`Membership::kept`].
+    pub(super) fn keep_memory(&mut self, group: u64) {
+        let memory = self.pool.memory().clone();
+        self.groups.entry(group).and_modify(|it| it.kept = Some(memory));
     }
 
     /// Returns the pool that a meeting of this kind is about: the second pool for [`Kind::Second`], else the first.
@@ -340,20 +344,14 @@ impl Rank {
     /// before it begins to deregister.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
-        let in_group =
-            |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&reported_dead));
-        match &task.work {
-            Work::Commit { group, .. }
-            | Work::Second { group, .. }
-            | Work::Plain { group, .. }
-            | Work::Meet { group, .. } => in_group(group),
-            Work::Exchange(work) => in_group(&work.group),
-            Work::Retire { machine, group_states, .. } => {
-                machine.last != Some(RetirePlan::Deregister {})
-                    && group_states.iter().any(|(group, _)| in_group(group))
-            }
-            Work::Length { .. } => false,
-        }
+        let in_group = |uid| self.groups.get(&uid).is_some_and(|it| it.members.contains(&reported_dead));
+        let deregisters = matches!(
+            &task.work,
+            Work::Retire { machine, .. } if machine.last == Some(RetirePlan::Deregister {})
+        );
+        let mut groups =
+            task.work.groups().into_iter().map(|id| id.uid).chain(task.span.meeting.kind.group());
+        !deregisters && groups.any(in_group)
     }
 
     /// Returns the answer that ends the rank's wait for the store when [`is_over`](Self::is_over) is true.
@@ -364,19 +362,20 @@ impl Rank {
 
     /// Returns a description of the current meeting for the trace, or an empty text if there is none.
     pub(super) fn doing(&self) -> String {
-        self.task
-            .as_ref()
-            .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
+        let meeting = self.task.as_ref().map(|task| task.span.meeting);
+        meeting.map_or_else(String::new, |Meeting { kind, round, .. }| format!("{kind:?} {round}"))
     }
 
     /// Returns a code of the rank's state. The simulation counts the distinct states that its runs visit, and takes two
     /// states as equal if the codes of all ranks are equal. So the code leaves out numbers that only grow, such as
     /// those of meetings.
     pub(super) fn code(&self) -> u64 {
-        let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
+        let at = self.task.as_ref().map(|task| (task.at, mem::discriminant(&task.span.meeting.kind)));
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));
-        let flags = [self.dead, self.lost, self.capture.is_some(), !self.graphs.is_empty(), poisoned];
-        flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
+        let mut hasher = DefaultHasher::new();
+        (at, self.dead, self.lost, self.capture.is_some(), self.graphs.is_empty(), poisoned)
+            .hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Returns the address range and the identity of the segment with this ordinal, or `None` if it does not exist on
@@ -393,21 +392,20 @@ impl Rank {
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
     }
 
-    /// Returns the state of the log at the creation of a segment, and the segment's size in bytes. Returns `None` if
-    /// the segment does not exist on this rank.
-    pub(super) fn made(&self, ordinal: u32) -> Option<(LogPoint, u64)> {
+    /// Returns the state of the log at the creation of a segment, or `None` if the segment does not exist on this rank.
+    pub(super) fn log_of(&self, ordinal: u32) -> Option<LogPoint> {
         let arena = self.pool.memory().arena();
-        let segment = arena.segments().get(ordinal as usize)?;
-        Some((segment.log.into(), segment.bytes))
+        arena.segments().get(ordinal as usize).map(|segment| segment.log.into())
     }
 
-    /// Returns the pool's history, with one entry for each operation.
-    pub(super) fn history(&self) -> Vec<Entry> {
-        let arena = self.pool.memory().arena();
-        let entry = |it: caching_alloc::core::symmetric::Operation| {
-            (it.kind as u64, it.bytes, it.placement.map(|place| (place.ordinal, place.offset)))
-        };
-        arena.log().recent().map(entry).collect()
+    /// Returns the number of operations in the pool's log.
+    pub(super) fn operations(&self) -> u64 {
+        self.pool.memory().arena().log().state().length
+    }
+
+    /// Returns the first `count` operations of the pool's log.
+    pub(super) fn history(&self, count: u64) -> Vec<[u64; 4]> {
+        history(&self.pool.memory().arena(), 0).take(count as usize).collect()
     }
 
     pub(super) fn enqueued(&self) -> Vec<Enqueued> {
@@ -422,9 +420,7 @@ impl Rank {
             collectives: it.collectives,
             messages: it.messages.iter().map(with).collect(),
         };
-        let mut enqueued: Vec<Enqueued> = self.groups.values().map(count).collect();
-        enqueued.sort_by_key(|it| it.group);
-        enqueued
+        self.groups.values().map(count).collect()
     }
 
     /// Converts a time on the simulation's clock, in µs, to the rank's own clock.
@@ -442,4 +438,14 @@ impl Rank {
         let count = self.blocks.len() as u64;
         (count > 0).then(|| &self.blocks[(nth % count) as usize])
     }
+}
+
+/// Returns the operations of a pool's log from number `since` on. The numbers of an operation are its kind, its size in
+/// bytes, and its placement: segment ordinal and byte offset, both `u64::MAX` if the operation placed no block.
+fn history(arena: &SymmetricArena, since: u64) -> impl Iterator<Item = [u64; 4]> {
+    let log = arena.log();
+    (since..log.state().length).filter_map(|number| log.operation(number)).map(|it| {
+        let [ordinal, offset] = it.placement.map_or([u64::MAX; 2], |at| [at.ordinal.into(), at.offset]);
+        [it.kind as u64, it.bytes, ordinal, offset]
+    })
 }

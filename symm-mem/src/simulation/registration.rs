@@ -6,31 +6,30 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::Agreement;
 use cuda_driver::DevicePtr;
 
 use super::{
     ends::LOST,
-    library::{Extent, Life, Met},
-    rank::{Membership, Span, Task},
+    library::{EndedCall, Extent, Life},
+    rank::{Membership, Task},
+    results::{Kind, Meeting, Span},
     trouble::Trouble,
-    violation::Violation,
-    work::{Answer, Work},
+    violation::{Violation, bail, ensure},
+    work::{Answer, Machine, Work},
     world::{Event, World},
 };
 use crate::{
     Standing,
     agreement::{
-        ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain,
+        ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, Start, WindowSupport, hash::chain,
     },
     membership::{GroupState, lock},
 };
 
 /// The new segments of a commit that are left without a window, because the commit found that windows are unsupported.
 /// The rank then registers them plainly, by `ncclCommRegister`.
-pub(super) struct Left {
+pub(super) struct Unregistered {
     pub(super) group_state: Arc<Mutex<GroupState>>,
-    pub(super) group: u64,
     pub(super) segments: Vec<Segment>,
 }
 
@@ -46,48 +45,38 @@ impl World {
         count: usize,
         joined: &[u32],
     ) -> Result<(), Violation> {
-        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let trouble = self.scenario.trouble_of(rank);
         let state = self.rank(rank);
         let Some(task) = state.task.as_mut() else { return Ok(()) };
         task.registered = true;
-        let Work::Commit { group_state, segments, group, .. } = &task.work else { return Ok(()) };
-        let (id, group) = (lock(group_state).log.group(), *group);
+        let Work::Commit { group_state, segments, .. } = &task.work else { return Ok(()) };
+        let id = lock(group_state).log.group();
         let ordinals: Vec<u32> = segments.iter().take(count).map(|segment| segment.ordinal).collect();
         state.registrations += 1;
         let number = state.registrations;
-        let memory = state.pool.memory().clone();
-        if let Some(membership) = state.groups.get_mut(&group) {
-            membership.kept = Some(memory);
-        }
+        state.keep_memory(id.uid);
         let extents: Vec<Extent> = ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)).collect();
         for extent in &extents {
             let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
-            if found.map(|found| found.standing) != Some(Standing::Pending) {
-                let at = extent.address;
-                return Err(Violation(format!(
-                    "rank {rank} takes {at:#x} for committed before it is: {found:?}"
-                )));
-            }
+            ensure!(
+                found.map(|found| found.standing) == Some(Standing::Pending),
+                "rank {rank} takes {:#x} for committed before it is: {found:?}",
+                extent.address
+            );
         }
         let (extents, windows) = join(rank, &ordinals, &extents, joined)?;
         if let Some(Task { work: Work::Commit { places, .. }, .. }) = &mut state.task {
             *places = windows;
         }
         let id = state.life(id);
-        let fails = culprit && trouble == Trouble::RegistrationFails(number);
-        match trouble {
-            Trouble::RegistrationSlow(at, ms) if culprit && at == number => {
-                let later = self.now + 1000 * ms;
-                self.at(later, Event::Enter(rank, token, id, extents));
-                Ok(())
-            }
-            Trouble::ShortDeadline(_) if culprit => {
-                let later = self.now + self.random.below(30_000_000);
-                self.at(later, Event::Enter(rank, token, id, extents));
-                Ok(())
-            }
-            _ => self.enter(rank, token, id, extents, fails),
-        }
+        let fails = trouble == Trouble::RegistrationFails(number);
+        let delay = match trouble {
+            Trouble::RegistrationSlow(at, ms) if at == number => 1000 * ms,
+            Trouble::ShortDeadline(_) => self.random.below(30_000_000),
+            _ => return self.enter(rank, token, id, extents, fails),
+        };
+        self.at(self.now + delay, Event::Enter(rank, token, id, extents));
+        Ok(())
     }
 
     /// Begins a rank's window registration in the library. If `fails` is true, the library's call fails at once.
@@ -112,14 +101,11 @@ impl World {
 
     /// Passes the outcomes of window registrations that have ended to the state machines of the ranks.
     pub(super) fn returned(&mut self) -> Result<(), Violation> {
-        let met = self.library.returned();
-        self.may_register(&met)?;
-        for Met { group, rank, token, serials, .. } in met {
-            let without = match self.scenario.trouble {
-                Trouble::WithoutWindows => true,
-                Trouble::SomeWithoutWindows => self.scenario.is_culprit(rank),
-                _ => false,
-            };
+        let ended = self.library.returned();
+        self.may_register(&ended)?;
+        for EndedCall { group, rank, token, serials, .. } in ended {
+            let without = self.scenario.trouble == Trouble::WithoutWindows
+                || self.scenario.trouble_of(rank) == Trouble::SomeWithoutWindows;
             let (outcome, serials) = match serials {
                 Ok(serials) if without => {
                     self.library.take_back(group, rank, &serials)?;
@@ -135,37 +121,33 @@ impl World {
 
     /// Checks that the ranks whose calls have succeeded were allowed to register windows together, because gpu-sim does
     /// not check it. If a check fails, the real NCCL would hang or fail in this registration.
-    fn may_register(&self, met: &[Met]) -> Result<(), Violation> {
-        let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
-        for Met { group, rank, bytes, .. } in met.iter().filter(|met| met.serials.is_ok()) {
+    fn may_register(&self, ended: &[EndedCall]) -> Result<(), Violation> {
+        for EndedCall { group, rank, bytes, .. } in ended.iter().filter(|call| call.serials.is_ok()) {
             // The device with the most memory determines the address space of all members. Each rank computes the space
             // from its own device, so the greatest value applies to all members.
             let uid = group.group.uid;
             let members = self.scenario.groups[&uid].iter();
             let space = members.map(|rank| self.scenario.address_space(uid, *rank)).max().unwrap_or(0);
             let state = &self.ranks[*rank as usize];
-            if state.capture.is_some() {
-                return wrong(*rank, "while it captures");
-            }
-            if space < *bytes {
-                return wrong(*rank, "for which it has no addresses");
-            }
-            if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
-                return wrong(*rank, "with another library than its peers, or one without");
-            }
             let differs = |other: u32, (uid, mine): (&u64, &Membership)| {
                 let groups = &self.ranks[other as usize].groups;
                 let theirs = groups.get(uid).filter(|it| (it.id, it.life) == (mine.id, mine.life));
                 theirs.is_some_and(|theirs| !mine.is_even(*rank, other, theirs))
             };
-            let mut others = met
-                .iter()
-                .filter(|met| met.group == *group)
-                .map(|met| met.rank)
-                .filter(|other| other != rank);
-            if others.any(|other| state.groups.iter().any(|group| differs(other, group))) {
-                return wrong(*rank, "with collectives or messages that its peers have not enqueued");
-            }
+            let others = ended.iter().filter(|call| call.group == *group && call.rank != *rank);
+            let mut others = others.map(|call| call.rank);
+            let wrong = if state.capture.is_some() {
+                "while it captures"
+            } else if space < *bytes {
+                "for which it has no addresses"
+            } else if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
+                "with another library than its peers, or one without"
+            } else if others.any(|other| state.groups.iter().any(|group| differs(other, group))) {
+                "with collectives or messages that its peers have not enqueued"
+            } else {
+                continue;
+            };
+            bail!("rank {rank} registers windows {wrong}");
         }
         Ok(())
     }
@@ -173,13 +155,13 @@ impl World {
     /// Deregisters the segments that a rank retires. Returns `Failed`, and deregisters nothing, if the trouble makes
     /// deregistration fail and a segment is registered. Else returns `Done`.
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
-        let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
+        let fails = self.scenario.trouble_of(rank) == Trouble::DeregistrationFails;
         let state = self.rank(rank);
         let Some(Task { work: Work::Retire { ordinals, group_states, .. }, .. }) = &state.task else {
             return Ok(Release::Done {});
         };
         let (mut plain, mut windows) = (Vec::new(), Vec::new());
-        for (_, group_state) in group_states {
+        for group_state in group_states {
             let id = lock(group_state).log.group();
             for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
                 let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
@@ -205,27 +187,27 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// Registers the segments `left` by `ncclCommRegister`, and begins the agreement on whether all members keep these
+    /// Registers segments by `ncclCommRegister`, and begins the agreement on whether all members keep these
     /// registrations. This agreement takes its number, epoch and time limit from `commit`, the commit that left the
     /// segments.
-    pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
-        let Left { group_state, group, segments } = left;
-        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+    pub(super) fn register_plainly(
+        &mut self,
+        rank: u32,
+        unregistered: Unregistered,
+        commit: Span,
+    ) -> Result<(), Violation> {
+        let Unregistered { group_state, segments } = &unregistered;
+        let trouble = self.scenario.trouble_of(rank);
         let state = &mut self.ranks[rank as usize];
         state.plain_registrations += 1;
+        let failed = |cause: &str| Attempt::Failed { cause: cause.to_owned() };
         let mut attempt = match trouble {
-            Trouble::PlainFails(at) if culprit && at == state.plain_registrations => {
-                Attempt::Failed { cause: "unhandled cuda error".to_owned() }
-            }
-            Trouble::RegistersNothing if culprit => {
-                Attempt::Failed { cause: "NCCL_LOCAL_REGISTER is 0".to_owned() }
-            }
+            Trouble::PlainFails(at) if at == state.plain_registrations => failed("unhandled cuda error"),
+            Trouble::RegistersNothing => failed("NCCL_LOCAL_REGISTER is 0"),
             _ => Attempt::Done {},
         };
-        let (id, memory) = (lock(&group_state).log.group(), state.pool.memory().clone());
-        if let Some(membership) = state.groups.get_mut(&group) {
-            membership.kept = Some(memory);
-        }
+        let id = lock(group_state).log.group();
+        state.keep_memory(id.uid);
         let life = state.life(id);
         let mut made = Vec::new();
         for extent in segments.iter().filter_map(|segment| state.extent(segment.ordinal)) {
@@ -241,11 +223,11 @@ impl World {
         if !registered {
             made.into_iter().try_for_each(|extent| self.library.deregister_plainly(life, rank, extent))?;
         }
-        let left = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
-        let member = lock(&group_state).log.plain_member(left.max(ACTION_FLOOR));
-        let machine = Agreement::new(member, attempt, self.random.next()).map_err(Violation)?;
-        let machine = Box::new(machine);
-        self.start(rank, Work::Plain { machine, group_state, group, segments, registered }, commit)
+        let patience = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
+        let member = lock(group_state).log.plain_member(patience.max(ACTION_FLOOR));
+        let machine = Machine::new(Start { member, record: attempt }, self.random.next())?;
+        let meeting = Meeting { kind: Kind::Plain(id.uid), ..commit.meeting };
+        self.start(rank, Work::Plain { machine, unregistered, registered }, Span { meeting, ..commit })
     }
 
     /// Ends the agreement on plain registration for a rank. If the members have agreed to undo their registrations,
@@ -254,14 +236,14 @@ impl World {
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
-        left: Left,
+        Unregistered { group_state, segments }: &Unregistered,
         registered: bool,
         result: Result<Plain, Ending>,
     ) -> Result<(), Violation> {
-        let Left { group_state, segments, .. } = left;
         let state = &self.ranks[rank as usize];
-        let mut group_state = lock(&group_state);
-        let (id, life) = (group_state.log.group(), state.life(group_state.log.group()));
+        let mut group_state = lock(group_state);
+        let id = group_state.log.group();
+        let life = state.life(id);
         let extents: Vec<Extent> =
             segments.iter().filter_map(|segment| state.extent(segment.ordinal)).collect();
         if registered && matches!(result, Ok(Plain::Undone { .. })) {
@@ -269,28 +251,21 @@ impl World {
                 self.library.deregister_plainly(life, rank, *extent)?;
             }
         }
-        let cause = Some(LOST.to_owned());
-        let kept = state.pool.memberships().end_plain(
-            &mut group_state,
-            &segments,
-            result,
-            Ok(()),
-            Vec::new(),
-            cause,
-        );
+        let (memberships, lost) = (state.pool.memberships(), Some(LOST.to_owned()));
+        let kept = memberships.end_plain(&mut group_state, segments, result, Ok(()), Vec::new(), lost);
         if group_state.log.poison().is_some() {
             self.library.leave(life, rank)?;
         }
         drop(group_state);
         let Ok(kept) = kept else { return Ok(()) };
+        let standing = if kept { Standing::Registered } else { Standing::Agreed };
         for extent in extents {
-            let found =
-                state.pool.lookup(DevicePtr(extent.address), extent.bytes, id).map_err(Violation::of)?;
-            let standing = if kept { Standing::Registered } else { Standing::Agreed };
-            if found.map(|found| found.standing) != Some(standing) {
-                let what = format!("rank {rank} of group {id} is to have {standing:?}, and has {found:?}");
-                return Err(Violation(what));
-            }
+            let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
+            let found = found.map_err(Violation::of)?;
+            ensure!(
+                found.map(|found| found.standing) == Some(standing),
+                "rank {rank} of group {id} is to have {standing:?}, and has {found:?}"
+            );
         }
         Ok(())
     }
@@ -315,10 +290,7 @@ fn join(
                 last.identity = chain(last.identity, [extent.identity, extent.bytes]);
             }
             Some(_) => {
-                let what = format!(
-                    "rank {rank} makes one window of segment {ordinal} and one that it does not follow"
-                );
-                return Err(Violation(what));
+                bail!("rank {rank} makes one window of segment {ordinal} and one that it does not follow")
             }
         }
         places.push(windows.len() - 1);

@@ -38,9 +38,7 @@ impl StoreRequest {
 /// What happens when a rank's request to the store has been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The answer goes to the state machine of the rank's meeting. The number is the value of
-    /// [`Rank::token`](super::rank::Rank::token) when the rank made the request. If the rank's token has changed since,
-    /// the rank no longer waits for the answer, and ignores it.
+    /// The answer goes to the state machine of the rank's meeting. The number is the token of the request.
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
@@ -93,16 +91,16 @@ impl Asked {
 }
 
 /// A store that answers call number `n` with reply number `n` of `replies`. Later calls fail. The first of them is kept
-/// in [`State::wanted`].
+/// in [`Replayed::wanted`].
 struct Replay<'a> {
     replies: &'a [Option<Option<Reply>>],
     /// The deadline of calls that wait.
     deadline: Duration,
-    state: Mutex<State>,
+    state: Mutex<Replayed>,
 }
 
 #[derive(Default)]
-struct State {
+struct Replayed {
     /// The number of calls made to this store.
     calls: usize,
     /// The first call without a reply.
@@ -110,7 +108,7 @@ struct State {
 }
 
 impl Replay<'_> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Replayed> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

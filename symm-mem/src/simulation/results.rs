@@ -6,8 +6,8 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// The kind of a meeting, which is one run of an agreement among ranks. The number is the uid of the group whose
-/// members take part. In a kind without a number, all ranks of the domain take part.
+/// The kind of a meeting. The number is the uid of the group whose members take part. In a kind without a number, all
+/// ranks of the domain take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
@@ -25,10 +25,40 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// Returns the uid of the group whose members take part, or `None` if all ranks of the domain do.
+    pub(super) fn group(self) -> Option<u64> {
+        match self {
+            Self::Commit(uid)
+            | Self::Second(uid)
+            | Self::Plain(uid)
+            | Self::Meet(uid)
+            | Self::Exchange(uid) => Some(uid),
+            Self::Retire | Self::Length => None,
+        }
+    }
+
     /// Returns true if the meeting is about a pool.
     pub(super) fn is_of_pool(self) -> bool {
         !matches!(self, Self::Meet(_) | Self::Exchange(_))
     }
+}
+
+/// Identifies a meeting. The members of one meeting have equal values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Meeting {
+    pub(super) kind: Kind,
+    pub(super) epoch: u64,
+    /// The number of the meeting among those of its kind and epoch.
+    pub(super) round: u64,
+}
+
+/// A meeting, and its time limit on one rank. `begun` is a time on the simulation's clock in µs. `deadline` is in µs
+/// after `begun`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) meeting: Meeting,
+    pub(super) begun: u64,
+    pub(super) deadline: u64,
 }
 
 /// The result of a meeting, as one rank gets it.
@@ -42,21 +72,16 @@ pub(super) enum Said {
     Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
-/// The end of a meeting on one rank. The oracle takes the ends with equal `kind`, `epoch` and `round` (the number of
-/// the meeting) as those of one meeting. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is
-/// in µs after `begun`.
+/// The end of a meeting on one rank.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
     pub(super) rank: u32,
-    pub(super) kind: Kind,
-    pub(super) epoch: u64,
-    pub(super) round: u64,
+    pub(super) span: Span,
     pub(super) said: Said,
-    pub(super) begun: u64,
+    /// A time on the simulation's clock in µs.
     pub(super) ended: u64,
-    pub(super) deadline: u64,
     /// The number of operations in the log of the rank's first pool when the meeting began.
-    pub(super) history: usize,
+    pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
     /// True if all groups whose commit logs the meeting uses are poisoned on this rank after the meeting. So it is
@@ -82,46 +107,59 @@ pub(super) enum Way {
     Without,
 }
 
+/// The reason why a rank has no result of a meeting: of one about a pool, of a rendezvous, or of an exchange.
+enum Failed<'a> {
+    Pool(&'a agreement::Ending),
+    Meet(&'a protocol::Ending),
+    Exchange(&'a exchange::Ending),
+}
+
 impl Said {
+    fn failed(&self) -> Option<Failed<'_>> {
+        match self {
+            Said::Commit(Err(ending))
+            | Said::Plain(Err(ending))
+            | Said::Retire(Err(ending))
+            | Said::Length(Err(ending)) => Some(Failed::Pool(ending)),
+            Said::Meet(Err(ending)) => Some(Failed::Meet(ending)),
+            Said::Exchange(Err(ending)) => Some(Failed::Exchange(ending)),
+            _ => None,
+        }
+    }
+
     /// Returns true if the rank got no result because its requests to the store failed.
     pub(super) fn store_failed(&self) -> bool {
         matches!(
-            self,
-            Said::Commit(Err(agreement::Ending::StoreFailed { .. }))
-                | Said::Plain(Err(agreement::Ending::StoreFailed { .. }))
-                | Said::Retire(Err(agreement::Ending::StoreFailed { .. }))
-                | Said::Length(Err(agreement::Ending::StoreFailed { .. }))
-                | Said::Meet(Err(protocol::Ending::StoreFailed { .. }))
-                | Said::Exchange(Err(exchange::Ending::StoreFailed { .. }))
+            self.failed(),
+            Some(
+                Failed::Pool(agreement::Ending::StoreFailed { .. })
+                    | Failed::Meet(protocol::Ending::StoreFailed { .. })
+                    | Failed::Exchange(exchange::Ending::StoreFailed { .. })
+            )
         )
     }
 
     /// Returns true if the members have agreed on the result: a success, a refusal or the poison of a group. Returns
     /// false for a failure of this rank alone.
     pub(super) fn is_agreed(&self) -> bool {
-        let said = |ending: &agreement::Ending| {
-            matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
-        };
-        match self {
-            Said::Commit(result) => result.as_ref().err().is_none_or(said),
-            Said::Plain(result) => result.as_ref().err().is_none_or(said),
-            Said::Retire(result) => result.as_ref().err().is_none_or(said),
-            Said::Length(result) => result.as_ref().err().is_none_or(said),
-            Said::Exchange(result) => {
-                result.as_ref().err().is_none_or(|ending| matches!(ending, exchange::Ending::Refused(_)))
-            }
-            Said::Meet(result) => {
-                result.as_ref().err().is_none_or(|ending| matches!(ending, protocol::Ending::Refused(_)))
-            }
-        }
+        matches!(
+            self.failed(),
+            None | Some(
+                Failed::Pool(agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
+                    | Failed::Meet(protocol::Ending::Refused(_))
+                    | Failed::Exchange(exchange::Ending::Refused(_))
+            )
+        )
     }
 
     /// Returns true if the result changes windows, registrations or segments of members, or ends a group.
     pub(super) fn changes_groups(&self) -> bool {
-        let poisons = |ending: &agreement::Ending| matches!(ending, agreement::Ending::Poisoned(_));
         match self {
-            Said::Commit(result) => result.as_ref().map_or_else(poisons, |agreed| agreed.segments > 0),
-            Said::Plain(result) => result.as_ref().map_or_else(poisons, |_| true),
+            Said::Commit(Ok(agreed)) => agreed.segments > 0,
+            Said::Commit(Err(ending)) | Said::Plain(Err(ending)) => {
+                matches!(ending, agreement::Ending::Poisoned(_))
+            }
+            Said::Plain(Ok(_)) => true,
             Said::Retire(result) => result.is_ok(),
             Said::Length(_) | Said::Meet(_) | Said::Exchange(_) => false,
         }
@@ -143,20 +181,17 @@ impl Said {
     }
 
     pub(super) fn refusal(&self) -> Option<&Refusal> {
-        match self {
-            Said::Commit(Ok(agreed)) => agreed.pending.as_ref(),
-            Said::Commit(Err(agreement::Ending::Refused(refusal)))
-            | Said::Retire(Err(agreement::Ending::Refused(refusal)))
-            | Said::Length(Err(agreement::Ending::Refused(refusal))) => Some(refusal),
+        match (self, self.failed()) {
+            (Said::Commit(Ok(agreed)), _) => agreed.pending.as_ref(),
+            (_, Some(Failed::Pool(agreement::Ending::Refused(refusal)))) => Some(refusal),
             _ => None,
         }
     }
 
     pub(super) fn poison(&self) -> Option<&Poison> {
-        match self {
-            Said::Commit(Err(agreement::Ending::Poisoned(poison)))
-            | Said::Plain(Err(agreement::Ending::Poisoned(poison))) => Some(poison),
-            Said::Retire(Ok(Retired::Poisoned { poison, .. })) => Some(poison),
+        match (self, self.failed()) {
+            (Said::Retire(Ok(Retired::Poisoned { poison, .. })), _)
+            | (_, Some(Failed::Pool(agreement::Ending::Poisoned(poison)))) => Some(poison),
             _ => None,
         }
     }
@@ -185,21 +220,22 @@ impl Said {
         if self.store_failed() {
             return "store failed";
         }
-        match (self, self.refusal(), self.poison(), self.rendezvous()) {
-            (Said::Commit(Ok(agreed)), ..) if agreed.pending.is_some() => "prefix",
-            (_, Some(refusal), ..) => refusal.name(),
-            (_, _, Some(poison), _) => poison.name(),
-            (.., Some(refusal)) => refusal.name(),
-            (Said::Exchange(Ok(_)), ..) => "exchanged",
-            (Said::Exchange(_), ..) => self.exchange().map_or("out of step", ExchangeRefusal::name),
-            (Said::Commit(Ok(agreed)), ..) if agreed.without.is_some() => "without windows",
-            (Said::Commit(Ok(_)), ..) => "committed",
-            (Said::Plain(Ok(Plain::Registered {})), ..) => "registered plainly",
-            (Said::Plain(Ok(_)), ..) => "registration undone",
-            (Said::Retire(Ok(_)), ..) => "retired",
-            (Said::Length(Ok(_)), ..) => "agreed length",
-            (Said::Meet(Ok(_)), ..) => "mapped",
-            _ => "out of step",
+        if let Said::Commit(Ok(Agreed { pending: Some(_), .. })) = self {
+            return "prefix";
         }
+        let refused = self.refusal().map(Refusal::name).or_else(|| self.poison().map(Poison::name));
+        let refused = refused.or_else(|| self.rendezvous().map(RendezvousRefusal::name));
+        let refused = refused.or_else(|| self.exchange().map(ExchangeRefusal::name));
+        refused.unwrap_or(match self {
+            Said::Commit(Ok(agreed)) if agreed.without.is_some() => "without windows",
+            Said::Commit(Ok(_)) => "committed",
+            Said::Plain(Ok(Plain::Registered {})) => "registered plainly",
+            Said::Plain(Ok(_)) => "registration undone",
+            Said::Retire(Ok(_)) => "retired",
+            Said::Length(Ok(_)) => "agreed length",
+            Said::Meet(Ok(_)) => "mapped",
+            Said::Exchange(Ok(_)) => "exchanged",
+            _ => "out of step",
+        })
     }
 }

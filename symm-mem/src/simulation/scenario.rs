@@ -1,14 +1,12 @@
 //! The choices of a seed: ranks and groups, the program of every rank, and the trouble.
 //!
-//! This file uses these terms: the *trouble* is the fault, or the difference between ranks, of a run. The *culprit* is
-//! the rank that it concerns. A *meeting* is one run of an agreement among ranks, such as that of a commit. Every rank
-//! has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty, and is only
-//! [committed](Action::CommitSecond).
+//! Every rank has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty,
+//! and is only [committed](Action::Commit).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{random::Random, trouble::Trouble, violation::Limits};
-use crate::agreement::{Policy, WindowSupport};
+use crate::agreement::WindowSupport;
 
 /// The normal deadline of a meeting, counted from its begin on each rank.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
@@ -19,7 +17,7 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
+pub(super) const LAST_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// The longer one of the two values of [`Scenario::lease`], in µs. If the trouble delays no rank, the programs of all
 /// ranks end within this time. So in a run with this lease and without delays, no lease expires.
@@ -41,11 +39,12 @@ pub(super) enum Action {
     AllocateAgreed {
         bytes: u64,
     },
-    /// Commits the first pool for the group.
+    /// Commits the first pool for the group, or the second pool if `second` is true. `last` is true for the commits at
+    /// the end of the program, which have the policy `Prefix` and the deadline [`LAST_DEADLINE`].
     Commit {
         group: u64,
-        policy: Policy,
-        deadline: Duration,
+        second: bool,
+        last: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
     /// same numbers as on the other members. In production, a `PoolScope` skips a commit in this way if the pool has no
@@ -53,15 +52,10 @@ pub(super) enum Action {
     Skip {
         group: u64,
     },
-    /// Commits the second pool for the group.
-    CommitSecond {
-        group: u64,
-    },
     /// Commits the first pool for several groups, in the order of the groups' uids, as the function `commit_all` does.
     CommitAll {
         groups: Vec<u64>,
-        policy: Policy,
-        deadline: Duration,
+        last: bool,
     },
     /// Begins a graph capture. If `declared` is true, the rank announces the capture to the pool by `begin_capture`.
     BeginCapture {
@@ -96,13 +90,11 @@ pub(super) enum Action {
     Retire {
         nth: u64,
         count: u64,
-        deadline: Duration,
     },
     /// Runs a rendezvous of the group, in which the members map each other's memory of `what`.
     Meet {
         group: u64,
         what: Subject,
-        deadline: Duration,
     },
     /// Agrees with the group's members on a plan, a list of one-sided transfers between them. `name` is the name of the
     /// plan. The transfers are drawn from `seed`, which is equal on all members.
@@ -110,7 +102,6 @@ pub(super) enum Action {
         group: u64,
         name: u64,
         seed: u64,
-        deadline: Duration,
     },
     /// Executes the transfers of one of the plans with this name that the rank has not dropped: of the oldest one if
     /// `former` is true, else of the newest one.
@@ -243,8 +234,7 @@ impl Scenario {
 
     /// Returns the bytes of memory of the device of `rank`.
     pub(super) fn memory(&self, rank: u32) -> u64 {
-        let is_small = self.trouble == Trouble::Exhausted && self.is_culprit(rank);
-        if is_small { self.least } else { self.capacity }
+        if self.trouble_of(rank) == Trouble::Exhausted { self.least } else { self.capacity }
     }
 
     /// Returns true if the library has `ncclCommRegister`.
@@ -254,15 +244,15 @@ impl Scenario {
 
     /// Returns the release of the library on `rank`, and its support of windows.
     pub(super) fn library(&self, rank: u32) -> (u32, WindowSupport) {
-        let odd = self.is_culprit(rank);
-        let release = match self.trouble {
-            Trouble::OtherRelease if odd && self.release == 22809 => 22907,
-            Trouble::OtherRelease if odd => 22809,
-            _ => self.release,
+        let trouble = self.trouble_of(rank);
+        let release = match (trouble, self.release) {
+            (Trouble::OtherRelease, 22809) => 22907,
+            (Trouble::OtherRelease, _) => 22809,
+            (_, release) => release,
         };
         let reason = if !has_windows(release) {
             format!("release {release} has no windows")
-        } else if self.trouble == Trouble::OtherEnvironment && odd {
+        } else if trouble == Trouble::OtherEnvironment {
             "NCCL_WIN_ENABLE is 0 on a member".to_owned()
         } else {
             return (release, WindowSupport::Available);
@@ -288,6 +278,11 @@ impl Scenario {
             Trouble::AddressSpace if self.groups[&group].contains(&self.culprit) => 2 << 20,
             _ => 1 << 40,
         }
+    }
+
+    /// Returns the trouble if `rank` is the culprit, else [`Trouble::None`].
+    pub(super) fn trouble_of(&self, rank: u32) -> Trouble {
+        if self.is_culprit(rank) { self.trouble } else { Trouble::None }
     }
 
     pub(super) fn is_culprit(&self, rank: u32) -> bool {
@@ -345,9 +340,13 @@ impl Writer<'_> {
     }
 
     fn others(&mut self, action: &Action) {
-        let culprit = self.culprit as usize;
-        let others = self.programs.iter_mut().enumerate().filter(|(rank, _)| *rank != culprit);
+        let others = (0..).zip(&mut self.programs).filter(|(rank, _)| *rank != self.culprit);
         others.for_each(|(_, program)| program.push(action.clone()));
+    }
+
+    /// Draws a group that the programs have created, or returns `None` if there is none.
+    fn pick(&mut self) -> Option<u64> {
+        (!self.made.is_empty()).then(|| *self.random.pick(&self.made))
     }
 
     /// Writes a phase of the programs: a part with requests to the pool, commits, and sometimes other actions. `bad` is
@@ -411,12 +410,11 @@ impl Writer<'_> {
             Trouble::KeepsGraphs
                 | Trouble::KeepsBlocks
                 | Trouble::RetiresOther
+                | Trouble::NeverAtRest
+                | Trouble::RestsLate
                 | Trouble::DeregistrationFails
         );
-        if self.random.one_in(3)
-            || wanted
-            || matches!(self.trouble, Trouble::NeverAtRest | Trouble::RestsLate)
-        {
+        if self.random.one_in(3) || wanted {
             if self.random.one_in(2) || self.trouble == Trouble::KeepsGraphs {
                 self.capture();
                 self.uses();
@@ -424,8 +422,10 @@ impl Writer<'_> {
             }
             self.retire(bad);
         }
-        if self.random.one_in(6) && !self.trouble.silences() && !self.made.is_empty() {
-            let group = *self.random.pick(&self.made);
+        if self.random.one_in(6)
+            && !self.trouble.silences()
+            && let Some(group) = self.pick()
+        {
             let epoch = self.random.one_in(2);
             self.members(group, &Action::Make { group, epoch });
         }
@@ -462,12 +462,11 @@ impl Writer<'_> {
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
         for rank in 0..self.programs.len() {
             let mut groups = self.groups_of(rank as u32);
-            let (policy, deadline) = (Policy::Strict, DEADLINE);
             if together {
                 for at in (1..groups.len()).rev() {
                     groups.swap(at, self.random.below(at as u64 + 1) as usize);
                 }
-                self.programs[rank].push(Action::CommitAll { groups, policy, deadline });
+                self.programs[rank].push(Action::CommitAll { groups, last: false });
                 continue;
             }
             if rank as u32 == self.culprit && swapped {
@@ -477,7 +476,7 @@ impl Writer<'_> {
                 groups.pop();
             }
             let skipped = if rank as u32 == self.culprit && skips { groups.pop() } else { None };
-            let commit = |group| Action::Commit { group, policy, deadline };
+            let commit = |group| Action::Commit { group, second: false, last: false };
             self.programs[rank].extend(groups.into_iter().map(commit));
             self.programs[rank].extend(skipped.map(|group| Action::Skip { group }));
         }
@@ -492,11 +491,10 @@ impl Writer<'_> {
             return;
         }
         let group = *self.aside.pick(&groups);
-        let commit = Action::Commit { group, policy: Policy::Strict, deadline: DEADLINE };
-        let both = [commit, Action::CommitSecond { group }];
         for rank in self.groups[&group].clone() {
-            let order = if rank == self.culprit && crosses { [1, 0] } else { [0, 1] };
-            self.programs[rank as usize].extend(order.map(|at| both[at].clone()));
+            let order = if rank == self.culprit && crosses { [true, false] } else { [false, true] };
+            let commits = order.map(|second| Action::Commit { group, second, last: false });
+            self.programs[rank as usize].extend(commits);
         }
     }
 
@@ -527,23 +525,23 @@ impl Writer<'_> {
     }
 
     fn meet(&mut self) {
-        let Some(group) = (!self.made.is_empty()).then(|| *self.random.pick(&self.made)) else { return };
+        let Some(group) = self.pick() else { return };
         let what = match self.random.one_in(3) {
             true => Subject::Persistent { id: self.random.below(2) },
             false => Subject::Block { nth: self.random.next() },
         };
         // Sometimes writes the rendezvous twice, so that the second one finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {
-            self.members(group, &Action::Meet { group, what, deadline: DEADLINE });
+            self.members(group, &Action::Meet { group, what });
         }
     }
 
     fn exchange(&mut self) {
-        let Some(group) = (!self.made.is_empty()).then(|| *self.random.pick(&self.made)) else { return };
+        let Some(group) = self.pick() else { return };
         let name = self.random.below(2);
         for _ in 0..1 + self.random.below(2) {
             let seed = self.random.next();
-            self.members(group, &Action::Exchange { group, name, seed, deadline: DEADLINE });
+            self.members(group, &Action::Exchange { group, name, seed });
             for former in [self.random.one_in(2), false] {
                 self.members(group, &Action::Copy { group, name, former });
             }
@@ -570,7 +568,7 @@ impl Writer<'_> {
             true => self.others(&Action::DropGraphs),
             false => self.all(&Action::DropGraphs),
         }
-        let retire = |nth, count| Action::Retire { nth, count, deadline: DEADLINE };
+        let retire = |nth, count| Action::Retire { nth, count };
         if bad && self.trouble == Trouble::RetiresOther {
             self.others(&retire(nth, count));
             self.culprit(retire(nth + 1, 3 - count));
@@ -582,20 +580,13 @@ impl Writer<'_> {
     /// Writes the actions at the end of the programs: commits of all groups, collectives, and the end of the exchanges.
     /// If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a member.
     fn last(&mut self) {
-        let made = self.made.clone();
         let dies = matches!(self.trouble, Trouble::Killed(_));
         for rank in 0..self.programs.len() {
-            let groups = self.groups_of(rank as u32);
-            let possible = |group: &u64| !dies || !self.groups[group].contains(&self.culprit);
-            let groups = groups.into_iter().filter(possible).collect();
-            let action = Action::CommitAll { groups, policy: Policy::Prefix, deadline: PATIENCE };
-            self.programs[rank].push(action);
+            let mut groups = self.groups_of(rank as u32);
+            groups.retain(|group| !dies || !self.groups[group].contains(&self.culprit));
+            self.programs[rank].push(Action::CommitAll { groups, last: true });
         }
-        for group in made {
-            self.site += 1;
-            let action = Action::Use { group, nth: self.random.next(), site: self.site };
-            self.members(group, &action);
-        }
+        self.uses();
         self.all(&Action::CloseExchanges);
     }
 }

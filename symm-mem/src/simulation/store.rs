@@ -4,9 +4,6 @@
 //! is cut off, or if the store dies. After such a failure, only a member [in doubt](super::work::Work::is_in_doubt)
 //! repeats its request, as in production. In some runs, a connection also breaks at random when the store answers a
 //! request that writes. Then the rank always makes the whole request again.
-//!
-//! A rank's *token* identifies the current request of its meeting. It changes with every request. So an answer to a
-//! request with another token comes too late, and is ignored.
 
 use std::{mem, time::Duration};
 
@@ -16,10 +13,10 @@ use bootstrap::{
 };
 
 use super::{
-    network::{Done, Sent},
+    network::{Finished, Sent},
     requests::{Asked, Goal, Progress, StoreRequest},
     trouble::Trouble,
-    violation::Violation,
+    violation::{Violation, bail},
     work,
     world::{Event, World, tell},
 };
@@ -77,7 +74,7 @@ impl World {
                 | machine::Request::CompareSet { key, .. }
                 | machine::Request::Add { key, .. },
             ) if self.scenario.repeats && self.random.one_in(6) => {
-                self.network.keys.repeated(String::from_utf8_lossy(key).into_owned());
+                self.network.keys.repeated.insert(String::from_utf8_lossy(key).into_owned());
                 true
             }
             _ => false,
@@ -118,7 +115,7 @@ impl World {
     }
 
     /// Continues the request whose call has ended, unless the rank no longer waits for it or dies at this step.
-    fn called(&mut self, Done { mut asked, outcome }: Done) -> Result<(), Violation> {
+    fn called(&mut self, Finished { mut asked, outcome }: Finished) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
             // A new connection begins with a greeting, which has ended now. The request makes its first call next.
@@ -132,7 +129,7 @@ impl World {
                 self.lose(asked);
                 return Ok(());
             }
-            Some(Err(failure)) => return Err(Violation(format!("a call to the store fails: {failure:?}"))),
+            Some(Err(failure)) => bail!("a call to the store fails: {failure:?}"),
         }
         self.go_on(asked)
     }

@@ -10,7 +10,7 @@ use super::{
     Limits,
     device::Devices,
     explore,
-    library::{Extent, Library, Life, Met},
+    library::{EndedCall, Extent, Library, Life},
     run, shrink,
 };
 
@@ -139,6 +139,6 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     assert_eq!(reached(&library), None);
     // The call with token 3 still waits for rank 1. It ends with an error when rank 0 aborts its communicator.
     library.leave_all(0).unwrap();
-    assert!(matches!(&library.returned()[..], [Met { rank: 0, serials: Err(_), .. }]));
+    assert!(matches!(&library.returned()[..], [EndedCall { rank: 0, serials: Err(_), .. }]));
     library.leave_all(1).unwrap();
 }

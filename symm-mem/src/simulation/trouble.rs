@@ -1,10 +1,5 @@
-//! The trouble of a run: one fault, or one difference between ranks.
-//!
-//! The *culprit* is the rank that the trouble concerns. A few troubles, such as [`Trouble::StoreDies`], do not concern
-//! one rank. A *phase* is a part of the ranks' programs that contains requests to the pools, commits of the groups, and
-//! sometimes other actions. A program has several phases. A trouble that concerns one phase occurs in a phase that the
-//! seed selects. A *step* of a rank is an event that the rank handles. For example, the rank executes an action of its
-//! program, or one of its calls to the store ends. The steps of a rank are counted from 1.
+//! The trouble of a run: one fault, or one difference between ranks. A trouble that concerns one phase occurs in a phase
+//! that the seed selects.
 
 use std::time::Duration;
 
@@ -90,9 +85,9 @@ pub(super) enum Trouble {
     ExchangesOtherwise(usize),
     /// The culprit can never map or open memory of its peers.
     CannotMap,
-    /// When the culprit is to make the [step](self) with this number, it dies instead.
+    /// When the culprit is to make the [step](super) with this number, it dies instead.
     Killed(u64),
-    /// The first field is the number of a [step](self) of the culprit. After this step, the culprit does nothing for
+    /// The first field is the number of a [step](super) of the culprit. After this step, the culprit does nothing for
     /// the time in the second field, in ms.
     Stopped(u64, u64),
     /// In meetings, the culprit has this deadline in µs, and the other ranks have
@@ -113,7 +108,7 @@ pub(super) enum Trouble {
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
     OtherProtocol,
-    /// The first field is the number of a [step](self) of the culprit. From this step on, the culprit cannot reach the
+    /// The first field is the number of a [step](super) of the culprit. From this step on, the culprit cannot reach the
     /// store for the time in the second field, in ms.
     CutOff(u64, u64),
     /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over

@@ -9,7 +9,7 @@ use crate::agreement::ValuesByRank;
 impl World {
     /// Returns true if `rank` uses another protocol version than the other ranks.
     pub(super) fn speaks_otherwise(&self, rank: u32) -> bool {
-        self.scenario.trouble == Trouble::OtherProtocol && self.scenario.is_culprit(rank)
+        self.scenario.trouble_of(rank) == Trouble::OtherProtocol
     }
 
     /// Returns true if `versions`, the protocol versions in a refusal, are those of [`Trouble::OtherProtocol`]: there

@@ -28,6 +28,23 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(pub(super) String);
 
+/// Returns a [`Violation`] with this text, formatted as by `format!`, from the calling function.
+macro_rules! bail {
+    ($($text:tt)*) => {
+        return Err(Violation(format!($($text)*)))
+    };
+}
+
+/// Returns a [`Violation`] with this text from the calling function, unless the condition is true.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err(Violation(format!($($text)*)));
+        }
+    };
+}
+pub(super) use {bail, ensure};
+
 impl Violation {
     pub(super) fn of(error: impl fmt::Display) -> Self {
         Self(error.to_string())

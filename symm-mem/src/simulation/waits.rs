@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     results::{Ended, Kind},
     trouble::Trouble,
-    violation::Violation,
+    violation::{Violation, bail, ensure},
     world::World,
 };
 use crate::agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
@@ -30,18 +30,15 @@ impl World {
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
-                let meeting = |it: &Ended| (it.kind, it.epoch, it.round);
-                let both = one.ended.min(other.ended).saturating_sub(one.begun.max(other.begun));
-                if meeting(one) != meeting(other)
+                let both = one.ended.min(other.ended).saturating_sub(one.span.begun.max(other.span.begun));
+                if one.span.meeting != other.span.meeting
                     && misses(missing, other.rank)
                     && misses(others, one.rank)
                     && both > messages
                 {
-                    let what = "wait for each other and are not told so";
-                    let (first, second) = (one.rank, other.rank);
-                    return Err(Violation(format!(
-                        "under {trouble:?}: ranks {first} and {second} {what}: {one:?}, {other:?}"
-                    )));
+                    bail!(
+                        "under {trouble:?}: two ranks wait for each other and are not told so: {one:?}, {other:?}"
+                    );
                 }
             }
         }
@@ -92,11 +89,12 @@ impl World {
             for rank in self.scenario.domain(it.rank, world) {
                 let counted = self.scenario.domain(rank, world).contains(&it.rank);
                 let same = ended.iter().any(|other| (other.rank, &other.said) == (rank, &it.said));
-                if !(counted && same) {
-                    let (one, said) = (it.rank, &it.said);
-                    let what = format!("rank {one} is told {said:?}, which rank {rank} has not agreed to");
-                    return Err(Violation(what));
-                }
+                ensure!(
+                    counted && same,
+                    "rank {} is told {:?}, which rank {rank} has not agreed to",
+                    it.rank,
+                    it.said
+                );
             }
         }
         let mut met = ended.iter().filter(|it| !self.comes_after_all(it, ended));
@@ -111,7 +109,7 @@ impl World {
         let world = self.ranks.len() as u32;
         // After it begins the meeting, the rank of `late` needs up to 8 messages until it reads the decision. If a
         // missing rank ends the meeting during this time, the rank of `late` may still come too late to meet it.
-        let looks = late.begun + 8 * self.scenario.slowest;
+        let looks = late.span.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);
             !counts && ended.iter().any(|other| other.rank == it.rank && other.ended <= looks)

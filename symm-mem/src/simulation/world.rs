@@ -1,14 +1,10 @@
 //! The scheduler: executes the events of ranks, devices, a store and the library (NCCL) in an order that the seed
 //! determines.
 //!
-//! The simulation runs in one thread with its own clock in µs. Every piece of a message to or from the store takes a
-//! random time. A call into the library begins at once, unless the run's [`Trouble`] delays it. The rank gets the
-//! result a random time after the call has ended. Events at the same time happen in a random order. The clock of each
-//! rank has its own offset.
-//!
-//! The state machine of a rank's meeting makes one request at a time: to the store, to the library, or to map memory.
-//! The rank's *token* is a random number that identifies the last request. An event that carries another token belongs
-//! to an earlier request, and is ignored.
+//! Every piece of a message to or from the store takes a random time. A call into the library begins at once, unless
+//! the run's [`Trouble`] delays it. The rank gets the result a random time after the call has ended. Events at the same
+//! time happen in a random order. The clock of each rank has its own offset. The state machine of a rank's meeting
+//! makes one request at a time: to the store, to the library, or to map memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +27,7 @@ use super::{
     results::{Ended, Used},
     scenario::Scenario,
     trouble::Trouble,
-    violation::{Limits, Violation},
+    violation::{Limits, Violation, ensure},
     work,
 };
 use crate::{
@@ -64,7 +60,7 @@ pub(super) enum Event {
 }
 
 /// Memory that a rank offers to its peers in a rendezvous.
-pub(super) struct Offer {
+pub(super) struct RendezvousMemory {
     pub(super) rank: u32,
     /// A number that must be equal on all members of a rendezvous that succeeds: the [identity](Extent::identity) of
     /// the offered segment, or the id of the persistent allocation.
@@ -90,7 +86,7 @@ pub(super) struct World {
     pub(super) watched: Vec<(String, u32, u64)>,
     /// The memory that ranks offer in their current rendezvous. The key is a random number, the token of the `export`
     /// in the rank's record. It is not the token of a request.
-    pub(super) offers: HashMap<u64, Offer>,
+    pub(super) offers: HashMap<u64, RendezvousMemory>,
     /// The allocations that ranks lend to each other in exchanges, by lender and id. The entry of a freed allocation
     /// remains, with a reference that cannot be upgraded.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
@@ -104,7 +100,7 @@ pub(super) struct World {
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     /// The number of events so far.
     pub(super) steps: u64,
-    /// The rank that makes a [step](super::trouble) in the current event, or `None` if the event is no step of a rank.
+    /// The rank that makes a [step](super) in the current event, or `None` if the event is no step of a rank.
     stepped: Option<u32>,
     /// The [code](Rank::code) of each rank after its last step.
     codes: Vec<u64>,
@@ -149,7 +145,7 @@ impl World {
         // segments of most ranks are adjacent.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
-            let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
+            let extra = scenario.trouble_of(number) == Trouble::ExtraDomain;
             let domain = scenario.domain(number, size);
             let device = devices.of_rank(number, scenario.memory(number), in_a_row && !random.one_in(8))?;
             let memory = [device, devices.lending()?];
@@ -200,9 +196,7 @@ impl World {
         while let Some(((time, order, id), event)) = self.events.pop_first() {
             self.now = time;
             self.steps += 1;
-            if self.steps > ENDLESS {
-                return Err(Violation("the run does not end".into()));
-            }
+            ensure!(self.steps <= ENDLESS, "the run does not end");
             self.record = Random(self.record ^ time ^ order).next() ^ id;
             self.stepped = None;
             self.happen(event)?;
@@ -235,8 +229,9 @@ impl World {
         self.at(time, event);
     }
 
-    /// Schedules an answer to the rank's request with this token. The answer arrives at `time`.
-    pub(super) fn answer_at(&mut self, time: u64, rank: u32, token: u64, answer: work::Answer) {
+    /// Schedules an answer to the rank's request with this token. The answer arrives at `until` on the rank's own clock.
+    pub(super) fn answer_at(&mut self, until: Duration, rank: u32, token: u64, answer: work::Answer) {
+        let time = self.ranks[rank as usize].world_time(until);
         self.at(time, Event::Answer(rank, token, Box::new(answer)));
     }
 
@@ -313,17 +308,17 @@ impl World {
         }
     }
 
-    /// Counts a [step](super::trouble) of the rank. If the trouble kills, stops or cuts off the rank at this step,
+    /// Counts a [step](super) of the rank. If the trouble kills, stops or cuts off the rank at this step,
     /// applies it. Returns false if the rank dies.
     pub(super) fn strike(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
         self.stepped = Some(rank);
-        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let trouble = self.scenario.trouble_of(rank);
         let state = self.rank(rank);
         state.steps += 1;
         let steps = state.steps;
-        Ok(match trouble {
-            Trouble::Killed(at) if culprit && at == steps => {
+        match trouble {
+            Trouble::Killed(at) if at == steps => {
                 state.dead = true;
                 tell!(self, "rank {rank} dies");
                 self.break_links(rank, true)?;
@@ -333,21 +328,20 @@ impl World {
                         self.at(now + late, Event::Noticed(other, rank));
                     }
                 }
-                false
+                return Ok(false);
             }
-            Trouble::Stopped(at, ms) if culprit && at == steps => {
+            Trouble::Stopped(at, ms) if at == steps => {
                 state.stopped_until = now + 1000 * ms;
                 tell!(self, "rank {rank} stops for {ms} ms");
-                true
             }
-            Trouble::CutOff(at, ms) if culprit && at == steps => {
+            Trouble::CutOff(at, ms) if at == steps => {
                 state.cut_off = now + 1000 * ms;
                 tell!(self, "rank {rank} is cut off from the store for {ms} ms");
                 self.break_links(rank, true)?;
-                true
             }
-            _ => true,
-        })
+            _ => {}
+        }
+        Ok(true)
     }
 
     /// Records the state of the world after a step of `rank`. The number of distinct states shows how much the runs
