@@ -74,8 +74,8 @@ impl Communicator {
         self.handle as ncclComm_t
     }
 
-    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When the call ends, calls
-    /// `end` with the handles of the windows, in the order of `memory`, or with a description of NCCL's error.
+    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When the call ends,
+    /// calls `end` with the handles of the windows, in the order of `memory`, or with a description of NCCL's error.
     pub(super) fn register(
         &self,
         memory: Vec<(u64, u64)>,

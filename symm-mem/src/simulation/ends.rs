@@ -14,10 +14,9 @@ use cuda_driver::DevicePtr;
 use super::{
     library::Life,
     rank::Task,
-    registration::Unregistered,
     results::{Ended, Kind, Meeting, Said},
     violation::{Violation, bail, ensure},
-    work::Work,
+    work::{Unregistered, Work},
     world::{Event, World, tell},
 };
 use crate::{
@@ -86,7 +85,9 @@ impl World {
                     );
                 }
             }
-            (Work::Exchange(work), Said::Exchange(result)) => self.end_exchange(rank, *work, result)?,
+            (Work::Exchange { exchanging, .. }, Said::Exchange(result)) => {
+                self.end_exchange(rank, *exchanging, result)?;
+            }
             _ => bail!("rank {rank} ends what it has not begun"),
         }
         let state = self.rank(rank);

@@ -19,12 +19,12 @@ use std::{
 use caching_alloc::core::{SegmentMemory, SegmentSource};
 use cuda_driver::vmm::Mapping;
 
-use super::{device::Device, work::Machine};
+use super::device::Device;
 use crate::exchange::{
     generation::Generations,
     handles::{Handles, Open},
     lease::Lease,
-    protocol::{AllocationId, End, ExchangeProtocol, Route},
+    protocol::{AllocationId, End, Route},
     slots::Slots,
 };
 
@@ -127,7 +127,6 @@ impl Exchanges {
 
 /// The exchange that a rank takes part in now.
 pub(super) struct Exchanging {
-    pub(super) machine: Box<Machine<ExchangeProtocol>>,
     pub(super) group: u64,
     pub(super) name: u64,
     pub(super) key: String,

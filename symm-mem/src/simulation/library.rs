@@ -330,8 +330,8 @@ impl Library {
         side.is_some_and(|side| side.plain.iter().any(|(extent, _)| extent.overlaps(address, 1)))
     }
 
-    /// Returns the rank's side of the communicator, and the memory and the handle of its window `serial`. Returns `None`
-    /// if the rank has left, or if the window is not registered.
+    /// Returns the rank's side of the communicator, and the memory and the handle of its window `serial`. Returns
+    /// `None` if the rank has left, or if the window is not registered.
     fn live_window(&self, group: Life, rank: u32, serial: u64) -> Option<(&Side, Extent, usize)> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
         let (extent, handle) = side.windows.get(serial as usize)?;

@@ -6,8 +6,8 @@
 //! plain registration (`ncclCommRegister`), agreements on a length, graphs, messages, retirements, rendezvous,
 //! exchanges and their transfers, and groups that are created late or created again. The pools, the group states and
 //! the state machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are
-//! those of `gpu-sim`. All of them run in one thread with a simulated clock in µs, so a seed with the same limits always
-//! gives the same run.
+//! those of `gpu-sim`. All of them run in one thread with a simulated clock in µs, so a seed with the same limits
+//! always gives the same run.
 //!
 //! All files use these terms:
 //!

@@ -1,5 +1,4 @@
-//! The one-sided exchanges of ranks: agrees on plans, executes their transfers, and closes them. See `exchanges` for the
-//! terms.
+//! One-sided exchanges: agrees on plans, executes their transfers, and closes them. See `exchanges` for the terms.
 
 use std::{
     collections::BTreeSet,
@@ -160,9 +159,9 @@ impl World {
         }
         let machine = self.agreement(rank, key.clone(), members, deadline, record)?;
         let opened = Open::new();
-        let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
+        let exchanging = Exchanging { group, name, key, slots, ends, lent, held, opened, transfers };
         let meeting = Meeting { kind: Kind::Exchange(group), epoch: 0, round: number };
-        self.begin(rank, Work::Exchange(Box::new(work)), meeting, deadline)
+        self.begin(rank, Work::Exchange { machine, exchanging: Box::new(exchanging) }, meeting, deadline)
     }
 
     /// Opens the memory that peers lend for the agreed plan, as far as the rank has not opened it yet. Returns the
@@ -187,10 +186,9 @@ impl World {
             }
         }
         let outcome = self.mapping_outcome(rank, gone);
-        if outcome == Outcome::Mapped
-            && let Some(Work::Exchange(work)) = self.rank(rank).task.as_mut().map(|task| &mut task.work)
-        {
-            work.opened = opened;
+        let work = self.rank(rank).task.as_mut().map(|task| &mut task.work);
+        if let (Outcome::Mapped, Some(Work::Exchange { exchanging, .. })) = (&outcome, work) {
+            exchanging.opened = opened;
         }
         Ok(outcome)
     }
@@ -200,10 +198,10 @@ impl World {
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
-        work: Exchanging,
+        exchanging: Exchanging,
         result: Result<protocol::Agreement, Ending>,
     ) -> Result<(), Violation> {
-        let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers, .. } = work;
+        let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers } = exchanging;
         let state = &mut self.ranks[rank as usize];
         let Some(own) = state.exchanges.get_mut(&group) else { return Ok(()) };
         let peers: BTreeSet<u32> = ends.iter().map(|end| end.peer).collect();
@@ -279,7 +277,9 @@ impl World {
                 continue;
             }
             let in_it = peer.task.as_ref().is_some_and(|task| match &task.work {
-                Work::Exchange(work) => work.key == plan.key && work.slots.contains(&(slot as usize)),
+                Work::Exchange { exchanging: it, .. } => {
+                    it.key == plan.key && it.slots.contains(&(slot as usize))
+                }
                 _ => false,
             });
             let theirs = peer.exchanges.get(&group);

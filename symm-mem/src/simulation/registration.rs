@@ -1,10 +1,7 @@
 //! The ranks' registrations with the library: windows, which all members of a group register together, and plain
 //! registrations, which each rank makes alone.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use cuda_driver::DevicePtr;
 
@@ -15,23 +12,14 @@ use super::{
     results::{Kind, Meeting, Span},
     trouble::Trouble,
     violation::{Violation, bail, ensure},
-    work::{Answer, Machine, Work},
+    work::{Answer, Machine, Unregistered, Work},
     world::{Event, World},
 };
 use crate::{
     Standing,
-    agreement::{
-        ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, Start, WindowSupport, hash::chain,
-    },
-    membership::{GroupState, lock},
+    agreement::{ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Start, WindowSupport, hash::chain},
+    membership::lock,
 };
-
-/// The new segments of a commit that are left without a window, because the commit found that windows are unsupported.
-/// The rank then registers them plainly, by `ncclCommRegister`.
-pub(super) struct Unregistered {
-    pub(super) group_state: Arc<Mutex<GroupState>>,
-    pub(super) segments: Vec<Segment>,
-}
 
 impl World {
     /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal is in `joined`

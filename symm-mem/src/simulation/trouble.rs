@@ -1,5 +1,4 @@
-//! The trouble of a run: one fault, or one difference between ranks. A trouble that concerns one phase occurs in a phase
-//! that the seed selects.
+//! The trouble of a run. A trouble that concerns one phase occurs in a phase that the seed selects.
 
 use std::time::Duration;
 

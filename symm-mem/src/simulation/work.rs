@@ -1,7 +1,5 @@
-//! The state machine of a rank's current meeting. [`Work`] has a variant for each kind of meeting: a commit of either of
-//! the rank's two pools, the agreement on plain registrations (`ncclCommRegister`), a retirement, the agreement on the
-//! length of an allocation, an exchange, and a rendezvous. All kinds get an [`Answer`] and return a [`Want`], their next
-//! request.
+//! The state machine of a rank's current meeting. [`Work`] has a variant for each kind of meeting. All kinds get an
+//! [`Answer`] and return a [`Want`], their next request.
 
 use std::{
     sync::{Arc, Mutex},
@@ -10,17 +8,14 @@ use std::{
 
 use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
 
-use super::{
-    exchanges::Exchanging, registration::Unregistered, requests::StoreRequest, results::Said,
-    violation::Violation,
-};
+use super::{exchanges::Exchanging, requests::StoreRequest, results::Said, violation::Violation};
 use crate::{
     agreement::{
         self as commits, Agreed, CommitProtocol, Ending, GroupId, LengthProtocol, Outcome, Plan,
         RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Segment, Start,
         commit_ending, length_ending, plain_ending, retirement_ending,
     },
-    exchange::protocol::{self as exchange, ExchangeRefusal},
+    exchange::protocol::{self as exchange, ExchangeProtocol, ExchangeRefusal},
     membership::{GroupState, lock},
     rendezvous::protocol::{Record, RendezvousProtocol, RendezvousRefusal},
 };
@@ -82,6 +77,13 @@ impl<P: Protocol> Machine<P> {
     }
 }
 
+/// The new segments of a commit that are left without a window, because the commit found that windows are unsupported.
+/// The rank then registers them plainly, by `ncclCommRegister`.
+pub(super) struct Unregistered {
+    pub(super) group_state: Arc<Mutex<GroupState>>,
+    pub(super) segments: Vec<Segment>,
+}
+
 /// The state machine of a meeting, with the data that the rank needs when the meeting ends.
 pub(super) enum Work {
     /// A commit of the rank's first pool, or of its [second pool](super::rank::Rank::second), which has no segments.
@@ -113,7 +115,10 @@ pub(super) enum Work {
     Length {
         machine: Box<Machine<LengthProtocol>>,
     },
-    Exchange(Box<Exchanging>),
+    Exchange {
+        machine: Box<Machine<ExchangeProtocol>>,
+        exchanging: Box<Exchanging>,
+    },
     Meet {
         machine: Box<Machine<RendezvousProtocol>>,
         /// The uid of the group.
@@ -213,7 +218,7 @@ impl Work {
             Work::Plain { machine, .. } => machine.agreement.is_in_doubt(),
             Work::Retire { machine, .. } => machine.agreement.is_in_doubt(),
             Work::Length { machine } => machine.agreement.is_in_doubt(),
-            Work::Exchange(work) => work.machine.agreement.is_in_doubt(),
+            Work::Exchange { machine, .. } => machine.agreement.is_in_doubt(),
             Work::Meet { machine, .. } => machine.agreement.is_in_doubt(),
         }
     }
@@ -225,7 +230,7 @@ impl Work {
             Work::Commit { group_state, .. } => std::slice::from_ref(group_state),
             Work::Plain { unregistered, .. } => std::slice::from_ref(&unregistered.group_state),
             Work::Retire { group_states, .. } => group_states,
-            Work::Length { .. } | Work::Exchange(_) | Work::Meet { .. } => &[],
+            Work::Length { .. } | Work::Exchange { .. } | Work::Meet { .. } => &[],
         };
         states.iter().map(|group_state| lock(group_state).log.group()).collect()
     }
@@ -286,8 +291,8 @@ impl Work {
                 |plan, _, _| match plan {},
                 |result, it| Said::Length(result.map_err(|ending| length_ending(ending, &it.member))),
             ),
-            Work::Exchange(work) => {
-                work.machine.step(
+            Work::Exchange { machine, .. } => {
+                machine.step(
                     answer,
                     now,
                     opened,

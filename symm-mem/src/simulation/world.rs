@@ -229,7 +229,7 @@ impl World {
         self.at(time, event);
     }
 
-    /// Schedules an answer to the rank's request with this token. The answer arrives at `until` on the rank's own clock.
+    /// Schedules an answer to the rank's request with this token. The answer arrives at `until` on the rank's clock.
     pub(super) fn answer_at(&mut self, until: Duration, rank: u32, token: u64, answer: work::Answer) {
         let time = self.ranks[rank as usize].world_time(until);
         self.at(time, Event::Answer(rank, token, Box::new(answer)));
