@@ -41,5 +41,5 @@ pub(crate) use self::{
     memory::{Imported, PlainMemory, Shareable, map},
     offer::{Offer, Party},
     open::open,
-    outcome::{OpeningFailure, judge},
+    outcome::{OpeningFailure, judge, sharing_refusal},
 };

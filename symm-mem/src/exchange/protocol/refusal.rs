@@ -5,7 +5,7 @@ use bootstrap::agreement::Waiting;
 use super::record::Part;
 use crate::{
     agreement::{Ranks, ValuesByRank, describe_circle, wire::wire_enum},
-    rendezvous::protocol::sharing_refusal,
+    sharing::sharing_refusal,
 };
 
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the

@@ -46,8 +46,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, NoWindows, PeerMappings, PeerOffer, Poison, Readiness, Record, Segment,
-        Start, WindowSupport,
+        Agreed, CommitProtocol, Ending, NoWindows, PeerMappings, PeerOffer, Poison, Readiness, Record,
+        Segment, Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,

@@ -17,12 +17,12 @@ mod tests;
 
 use bootstrap::agreement::{self, Protocol, Report};
 
+pub(crate) use self::record::prefix;
 pub use self::{
     decide::decide,
     record::{Readiness, Record, Subject},
     refusal::RendezvousRefusal,
 };
-pub(crate) use self::{record::prefix, refusal::sharing_refusal};
 use crate::{
     agreement::{self as agreements, PROTOCOL, wire},
     sharing::{self, Outcome},

@@ -5,55 +5,8 @@ use bootstrap::agreement::Waiting;
 use super::record::Subject;
 use crate::{
     agreement::{LogPoint, Ranks, ValuesByRank, describe_circle, wire::wire_enum},
-    sharing::Uuid,
+    sharing::{Uuid, sharing_refusal},
 };
-
-/// Implements the conversions of the failures that a rendezvous and an exchange have in common, for the type
-/// `$refusal` of their refusals. `$timeout` and `$failed` are the variants that have different names in the two types.
-macro_rules! sharing_refusal {
-    ($refusal:ident, $timeout:ident, $failed:ident) => {
-        impl From<$crate::sharing::OpeningFailure> for $refusal {
-            fn from(failure: $crate::sharing::OpeningFailure) -> Self {
-                use $crate::sharing::OpeningFailure;
-                match failure {
-                    OpeningFailure::Failed { rank, cause } => Self::$failed { rank, cause },
-                    OpeningFailure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
-                }
-            }
-        }
-
-        impl From<bootstrap::agreement::Failure> for $refusal {
-            fn from(failure: bootstrap::agreement::Failure) -> Self {
-                use bootstrap::agreement::Failure;
-                match failure {
-                    Failure::Absent { missing, waited_ms, circle, .. } => {
-                        let missing = missing.into_iter().map(|absentee| absentee.rank).collect();
-                        Self::$timeout { missing, waited_ms, circle }
-                    }
-                    Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
-                    Failure::Protocols { protocols } => {
-                        Self::VersionMismatch { versions: protocols.map(|spoken| spoken.version) }
-                    }
-                    Failure::Left { rank, .. } => {
-                        Self::MembersLost { missing: vec![rank], noticed: Vec::new() }
-                    }
-                    failure => {
-                        let rank = failure.culprits().first().copied().unwrap_or_default();
-                        Self::PeerPrepareFailed { rank, cause: failure.to_string() }
-                    }
-                }
-            }
-        }
-
-        impl $refusal {
-            /// Returns true if members were missing or lost.
-            pub(crate) fn is_of_the_missing(&self) -> bool {
-                matches!(self, Self::$timeout { .. } | Self::MembersLost { .. })
-            }
-        }
-    };
-}
-pub(crate) use sharing_refusal;
 
 /// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings that the failed
 /// rendezvous made are removed, and mappings of earlier ones stay. The members can call `rendezvous` again. Exception:
