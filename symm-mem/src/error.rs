@@ -59,7 +59,6 @@ impl CallContext {
         Self { plan: Some(plan.into()), ..self }
     }
 
-    /// Makes the error of this call.
     #[cold]
     pub(crate) fn error(&self, kind: impl Into<ErrorKind>) -> Error {
         Error(Box::new(Parts { call: self.clone(), kind: kind.into() }))

@@ -70,10 +70,10 @@ pub enum ErrorKind {
         /// The error of the store.
         source: StoreError,
     },
-    /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more, and
-    /// earlier agreements remain valid. For a group that has ended, this kind replaces two sorts of errors: failures of
-    /// this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`] and
-    /// [`Poison::MembersLost`].
+    /// The group has ended, because a member is lost or for another reason. No rank waits for the group's members any
+    /// more, and earlier agreements remain valid. For a group that has ended, this kind replaces two sorts of errors:
+    /// failures of this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`]
+    /// and [`Poison::MembersLost`].
     #[error("the group ended: {cause}")]
     GroupOver {
         /// The error that ended the group. The text of this kind contains the cause's text, so
@@ -126,7 +126,7 @@ pub enum ErrorKind {
          first"
     )]
     RendezvousMissing {
-        /// The buffer's address.
+        /// The address of the memory.
         address: u64,
     },
     /// The members of the group have not mapped the segment of a block.
@@ -167,10 +167,10 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// Another rank of this process is closing its peers' memory. The driver closes memory only when that rank's device
-    /// is idle, and the device was not idle in time. Until the memory is closed, this rank cannot create an exchange,
-    /// because its transfers could block in the driver. The other members of the exchange get a refusal that names this
-    /// rank.
+    /// Another rank of this process has dropped plans or regions of an exchange, and is closing memory of its peers or
+    /// freeing its own. The driver may return from such a call only when that rank's device is idle, and it did not
+    /// return in time. Until it returns, this rank cannot create an exchange, because its transfers could block in the
+    /// driver. The other members of the exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -251,8 +251,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of an agreement. `refused` converts a refusal. `failure` is the store's error, if the store
-    /// failed. `groups` are the groups that are poisoned after an ending that poisons groups: for a commit its group,
-    /// for a retirement its poisoned groups, and none for other agreements.
+    /// failed. `groups` are the groups that are poisoned if the ending is one that poisons groups: for a commit its
+    /// group, for a retirement its poisoned groups. Other agreements poison no groups, so for them it is empty.
     pub(crate) fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The shortest limit of the wait for the outcomes of the other members.
-const OUTCOME_FLOOR: Duration = Duration::from_secs(5);
+/// The shortest limit of a member's wait for the outcomes that the other members post after an action. It is counted
+/// from the deadline of the action.
+pub const OUTCOME_FLOOR: Duration = Duration::from_secs(5);
 /// The upper bound of the limits that [`action`] and [`outcomes`] return, except for the floor of an action. With this
 /// bound, a member with a very long patience does not make the others wait for very long.
 const CAP: Duration = Duration::from_secs(600);

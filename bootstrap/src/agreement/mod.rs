@@ -89,6 +89,7 @@ mod trace;
 mod values;
 mod vote;
 
+pub use budget::OUTCOME_FLOOR;
 pub use failure::{Absentee, Failure, Spoken};
 pub use interface::{Awaited, Conclusion, Ending, Input, Member, Object, OtherMembers, Output};
 pub use left::{remove_keys, remove_left};

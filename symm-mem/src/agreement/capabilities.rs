@@ -1,8 +1,8 @@
 //! The capabilities of a rank's libraries. They are part of the rank's record, and must be equal on all members.
 //!
 //! To add a capability, add a field to [`Capabilities`], and set the field in `membership/commit/offer.rs`. Add a
-//! variant to [`Capability`], and the comparison of the members' values to `decide.rs`. A new field changes the encoding
-//! of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! variant to [`Capability`], and the comparison of the members' values to `decide.rs`. A new field changes the
+//! encoding of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The agreement on one commit. After the decision on the records, the members execute actions. An action is work that
 //! a decision assigns to every member, and ends with a verdict on the outcomes of all members. The phases:
 //!
-//! | phase | action |
+//! | phase | work |
 //! |---|---|
 //! | records | every member posts its record; [`decide`] computes the decision |
 //! | search | only if the allocation logs differ: rounds over prefix hashes ([`super::search`]). Each round is an action. All rounds together have the time limits of one action |
@@ -10,8 +10,8 @@
 //!
 //! The deadline of a rank limits the rank's wait for the records of the other members, and not the actions. If the
 //! deadline is too short, the commit is refused. After the decision on the records, all members have the same time
-//! limits, which follow from the longest deadline among the members. The limits have lower bounds, because a
-//! registration that exceeds its limit poisons the group.
+//! limits, computed from the longest deadline among the members. The limits have lower bounds, because a registration
+//! that exceeds its limit poisons the group.
 //!
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
 //! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: if
@@ -81,10 +81,10 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// Returns true for a step of a search and for the opening of memory. These actions have no time limits of their
-    /// own, but those of the action before them, if there is one. So all steps of a search share the limits of its
-    /// first step: the steps are short, and there may be many. The opening shares the limits of the registration. If no
-    /// time is left for the opening, the segments are committed nevertheless.
+    /// Returns true for a step of a search and for the opening of memory. These actions use the time limits of the
+    /// action before them. If no action came before, they get limits of their own. So all steps of a search share the
+    /// limits of its first step: the steps are short, and there may be many. The opening shares the limits of the
+    /// registration. If no time is left for the opening, the segments are committed nevertheless.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }

@@ -31,11 +31,13 @@ fn poison(poison: Poison) -> Decision {
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
-/// The checks, in this order:
+/// The checks, in this order. If check 1 or 3 fails, the group is poisoned. If another check fails, the commit is
+/// refused.
 /// 1. No rank reports an earlier poisoning of the group.
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
-/// 4. Every rank is ready. With [`Policy::Prefix`], a failed check of a segment that is left out is ignored.
+/// 4. Every rank is [ready](Readiness). With [`Policy::Prefix`], a rank also counts as ready if only its check of one
+///    segment failed, and the commit leaves this segment out.
 /// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
 ///    peer as the peer has enqueued receives from this rank.
 /// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not lead to
@@ -184,9 +186,10 @@ pub(super) fn half_enqueued<'a>(
     })
 }
 
-/// Finds the first pair of `ranks` in which one rank has enqueued more or fewer sends than the other has enqueued
-/// receives. `ranks` must be in ascending order. Skips pairs with a peer that is not in `ranks`, because the peer's
-/// counts are unknown. Skips pairs with captured messages, because the number of graph launches is unknown.
+/// Returns a refusal for the first pair of `ranks` in which one rank has enqueued more or fewer sends than the other
+/// has enqueued receives, or `None` if there is no such pair. `ranks` must be in ascending order. Skips pairs with a
+/// peer that is not in `ranks`, because the peer's counts are unknown. Skips pairs with captured messages, because the
+/// number of graph launches is unknown.
 fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {

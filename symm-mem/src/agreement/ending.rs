@@ -49,7 +49,8 @@ impl<R> From<R> for Ending<R> {
 }
 
 impl<R> Ending<R> {
-    /// Converts the ending of an agreement. `failed` converts the failures that are common to all agreements.
+    /// Converts the ending of an agreement from the form of [`bootstrap::agreement`]. `failed` converts a failure,
+    /// because its consequence depends on the kind of agreement.
     pub(crate) fn of<P: Protocol>(ending: agreement::Ending<P>, failed: impl FnOnce(Failure) -> Self) -> Self
     where
         Self: From<P::Refusal>,
@@ -66,11 +67,10 @@ impl<R> Ending<R> {
 }
 
 impl Ending {
-    /// Returns true if all members have the same ending. If this returns false and the group has ended, the caller
-    /// reports the end of the group instead. The result is true for a refusal or a poison, unless members did not
-    /// arrive in time or were lost. In two cases it is true although this member may be the only one with the ending:
-    /// this member could not undo a plain registration, or this rank's list of members differs from the list of the
-    /// others.
+    /// Returns true if all members have the same ending: for a refusal or a poison, unless members did not arrive in
+    /// time or were lost. If the result is false and the group has ended, the caller reports the end of the group
+    /// instead. In two cases the result is true although this member may be the only one with the ending: this member
+    /// could not undo a plain registration, or this rank's list of members differs from the list of the others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -95,8 +95,8 @@ impl Ending {
     }
 }
 
-/// Takes the store's error from the failed agreement of `member`. If there is none, but another process runs as this
-/// rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
+/// Takes the store's error out of `failed`, the failed agreement of `member`. If there is no such error, but another
+/// process runs as this rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

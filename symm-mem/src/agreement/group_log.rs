@@ -6,7 +6,7 @@ use bootstrap::agreement::{Member, Place};
 use process_group::group::GroupId;
 
 use super::{
-    VOTE_FLOOR,
+    OUTCOME_FLOOR,
     ending::Ending,
     hash::chain,
     meeting_id::{MeetingId, MeetingKind},
@@ -18,16 +18,16 @@ use super::{
     start::{Start, patience},
 };
 
-/// The first word of the entry for a retired segment in the committed log. The entry for a committed segment begins
-/// with the segment's ordinal, which is never this value.
+/// The first of the words that a retired segment adds to the hash of the committed log. The first word of a committed
+/// segment is its ordinal, which is never this value.
 const TOMBSTONE: u64 = u64::MAX;
 
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
 ///
-/// Each rank counts its commits for the group, including commits that fail and commits that the rank skips. So all
-/// members run their k-th commit in the same agreement, and a late member finds the decision that the others made
-/// without it.
+/// Each rank counts its commits for the group, including commits that fail and commits that the rank skips because it
+/// has nothing to commit. So all members run their k-th commit in the same agreement, and a late member finds the
+/// decision that the others made without it.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -36,7 +36,8 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: Rounds,
     committed: LogPoint,
-    /// The length of the pool's allocation log, in operations, when this rank began its last commit.
+    /// The length of the pool's allocation log, in operations, when this rank began its last commit. If that commit
+    /// finds the members' logs equal, `equal` gets this value.
     offered: u64,
     /// The length, in operations, up to which a commit has found the members' allocation logs equal.
     equal: u64,
@@ -168,7 +169,7 @@ impl GroupLog {
 
     /// Returns this rank as a member of an agreement on a plain registration. The agreement is about the segments that
     /// the last commit left without windows. `patience` is the time, from now, that the other members may still need
-    /// for their registrations. This member waits for their records for `patience` plus `VOTE_FLOOR`.
+    /// for their registrations. This member waits for their records for `patience` plus `OUTCOME_FLOOR`.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();
@@ -177,7 +178,7 @@ impl GroupLog {
             rank: self.rank,
             members,
             generation: 0,
-            patience: patience + VOTE_FLOOR,
+            patience: patience + OUTCOME_FLOOR,
             deadline: None,
         }
     }

@@ -108,8 +108,8 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Returns the last part of the error text: advice on making the ranks' pools equal again. `operations` and `can_grant`
-/// are the fields of [`Divergence::At`].
+/// Returns the last part of the text of a [`Divergence::At`]: advice on making the ranks' pools equal again.
+/// `operations` and `can_grant` are its fields.
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.filter(|(_, operation)| operation.kind != OperationKind::Refuse);
@@ -163,9 +163,9 @@ pub enum Divergence {
     /// that differs. Or allocations during the search have removed hashes from a log. Or the pools differ before their
     /// first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The number of the first operation that differs is less than this value. If the value is 0, even the hashes
-        /// of the empty logs differ, because the pools have different geometries. With different geometries, the value
-        /// can also be greater than 0: the search compares the hashes of the empty logs only if its range begins at
+        /// The number of the first operation that differs is less than this value. If the value is 0, the pools have
+        /// different geometries, so even the hashes of the empty logs differ. With different geometries, the value can
+        /// also be greater than 0, because the search compares the hashes of the empty logs only if its range begins at
         /// length 0.
         before: u64,
     },
@@ -183,7 +183,8 @@ impl fmt::Display for Divergence {
         match self {
             Divergence::At { sequence, operations, can_grant } => {
                 write!(out, "the first allocation that differs is number {sequence}")?;
-                // Parts that are equal in all operations are named here, and not again for each rank.
+                // A tag, call site or place that is equal in all operations is written once here, and not again for
+                // each rank.
                 let mut remaining = operations.clone();
                 let values = remaining.entries.iter_mut().map(|entry| &mut entry.value);
                 let mut known: Vec<&mut Operation> = values.flatten().collect();

@@ -55,8 +55,8 @@ impl Protocol for LengthProtocol {
 }
 
 impl Start<LengthProtocol> {
-    /// Prepares the start of agreement number `round` on rank `rank`. `members` are all ranks of the domain. This rank
-    /// needs `bytes` bytes. `deadline` is the time limit of the agreement, counted from its start.
+    /// Prepares the start of agreement number `round` about `pool` on rank `rank`. `members` are all ranks of the
+    /// domain. This rank needs `bytes` bytes. `deadline` is the time limit of the agreement, counted from its start.
     #[must_use]
     pub fn length(
         pool: PoolId,

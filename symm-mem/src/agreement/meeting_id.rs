@@ -43,14 +43,14 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the id of the meeting whose agreement is `place`, or `None` if that agreement is not a meeting.
+    /// Returns the id of the meeting, if the agreement `place` is a meeting. Otherwise returns `None`.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
-    /// Returns the id of the meeting whose agreement has this name, or `None` if that agreement is not a meeting. The
-    /// agreement on a plain registration is not a meeting.
+    /// Returns the id of the meeting, if the agreement with this name is a meeting. Otherwise returns `None`, for
+    /// example for the agreement on a plain registration.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();

@@ -45,8 +45,8 @@ pub(crate) mod tests;
 
 use std::time::Duration;
 
-pub(crate) use bootstrap::agreement::Ranks;
 pub use bootstrap::agreement::{Absentee, Entry, Place, ValuesByRank, Waiting};
+pub(crate) use bootstrap::agreement::{OUTCOME_FLOOR, Ranks};
 pub(crate) use bootstrap::wire;
 pub use bootstrap::wire::Malformed;
 pub use capabilities::{Capabilities, Capability, WindowSupport};
@@ -67,6 +67,7 @@ pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::RankList;
 pub use record::{Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment};
+pub(crate) use refusal::are;
 pub use refusal::{Membership, Refusal, Shape};
 pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
@@ -89,12 +90,9 @@ pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", vers
 /// deregister windows, to wait until the device is idle, to open the memory of peers, or to execute one step of a
 /// search.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
-/// The shortest time limit of a member's wait for the outcomes that the other members post after an action. It is
-/// counted from the deadline of the action.
-pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The longest time that a meeting takes after the decision on the records, if every time limit has its shortest value.
-/// A meeting has at most two actions with limits of their own: the search and the registration of a commit, or the wait
+/// If every time limit has its shortest value, a meeting ends at most this long after the decision on the records. A
+/// meeting has at most two actions with limits of their own: the search and the registration of a commit, or the wait
 /// for an idle device and the deregistration of a retirement. A wait for the outcomes follows each action.
 #[cfg(any(test, feature = "simulation"))]
-pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);
+pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(OUTCOME_FLOOR).saturating_mul(2);

@@ -57,8 +57,8 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
     Ok(members)
 }
 
-/// Returns the verdict on the opening of the members' memory. The segments are committed even if a member could not
-/// open the memory of another.
+/// Returns the verdict on the opening of the members' memory: the result of the commit, with the new state of the
+/// [mappings](PeerMappings). The segments are committed even if a member could not open the memory of another.
 pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
     let outcome = |report: &Report<Answer>| match report {
         Report::Outcome(Answer::Opened(outcome)) => Report::Outcome(outcome.clone()),

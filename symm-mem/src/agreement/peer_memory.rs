@@ -24,11 +24,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// The first free number for a mapped segment on this rank: this number and all higher ones are free. The members
-    /// of a group have one numbering, from 0, of the segments that they have mapped for each other. It covers the
-    /// segments of all pools that are committed for the group. A number identifies the same segment on every member. A
-    /// commit gives its first segment the highest `next` among the members, and numbers its other segments
-    /// consecutively.
+    /// A number for a mapped segment: on this rank, this number and all higher ones are free. The members of a group
+    /// number the segments that they have mapped for each other, from 0, over all pools that are committed for the
+    /// group. A number identifies the same segment on every member. A commit gives its first segment the highest `next`
+    /// among the members, and numbers its other segments consecutively.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.

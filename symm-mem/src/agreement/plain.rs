@@ -17,7 +17,7 @@ use super::{
     wire::{self, wire_enum},
 };
 
-/// The outcome of the registration on one rank.
+/// The outcome of the plain registration on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attempt {
     /// All segments are registered.

@@ -74,7 +74,7 @@ impl From<Rejection> for Ending {
     }
 }
 
-/// The decision to take after the search for the first operation that differs.
+/// The decision to take after the search for the first operation that differs between the members' allocation logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum After {
     /// To refuse the commit for this reason, to which the search adds the first operation that differs. Nothing is
@@ -170,7 +170,7 @@ impl Answer {
     }
 }
 
-/// The outcome of the registration on one rank.
+/// The outcome of [`Plan::Register`] on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// All windows are registered.

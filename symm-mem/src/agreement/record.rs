@@ -114,7 +114,8 @@ wire_enum!(Readiness {
     4 => Poisoned(poison),
 });
 
-/// The amount of work that a rank has enqueued for one group. The amounts must match between the group's members.
+/// The amount of work that a rank has enqueued on its device for one group, since it created the group. The amounts
+/// must match between the group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
@@ -126,7 +127,7 @@ pub struct Enqueued {
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The numbers of messages that this rank has enqueued for one peer.
+/// The numbers of messages between a rank and one peer that the rank has enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.
@@ -162,9 +163,9 @@ pub struct Record {
     pub committed: LogPoint,
     /// The state of the pool's allocation log.
     pub log: LogPoint,
-    /// A length of the allocation log, in operations. The rank still has the log's hash at this length and at every
-    /// greater length. If the logs differ, the search for the first difference begins at the greatest such length of
-    /// all ranks, or at the end of the shortest log if that comes first.
+    /// The rank still has the hash of its allocation log at this length, in operations, and at every greater length. If
+    /// the logs differ, the search for the first difference begins at the greatest `log_since` of all ranks, or at the
+    /// end of the shortest log if that comes first.
     pub log_since: u64,
     /// The segments that the group has not committed, in ascending order of ordinals.
     pub segments: Vec<Segment>,

@@ -105,7 +105,7 @@ pub enum Refusal {
         /// The list that differs.
         what: Membership,
         /// Each rank's list. If a rank found the difference before it posted its record, only two ranks have entries:
-        /// this rank, and the rank whose list was stored first.
+        /// that rank, and the rank whose list was stored first.
         lists: ValuesByRank<RankList>,
     },
     /// Ranks request different policies.
@@ -242,10 +242,10 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the domain, by rank. If `circle` is empty, each present member has the generation in
-        /// which it waits. Each missing rank that is in an earlier generation has that generation. If `circle` is not
-        /// empty, each of its ranks that waits in an agreement of this domain has the generation of that agreement. The
-        /// remaining ranks have no entry.
+        /// The generations of the domain, by rank. If `circle` is empty: for each present member, the generation in
+        /// which it waits, and for each missing rank in an earlier generation, that generation. If `circle` is not
+        /// empty: for each of its ranks that waits in an agreement of this domain, the generation of that agreement.
+        /// The remaining ranks have no entry.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
@@ -397,6 +397,6 @@ fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>)
     }
 }
 
-fn are(ranks: &[u32]) -> String {
+pub(crate) fn are(ranks: &[u32]) -> String {
     format!("{} {}", Ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
 }

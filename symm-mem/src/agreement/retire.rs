@@ -3,7 +3,7 @@
 //! All ranks of the domain take part, including ranks whose groups have not committed the segments. The reason is that
 //! every rank computes the placement of blocks from the list of segments, so the lists must stay equal.
 //!
-//! | phase | action |
+//! | phase | work |
 //! |---|---|
 //! | records | every rank posts the segments to be retired and their remaining uses; [`decide_retirement`] computes the decision |
 //! | quiet | every rank waits until its device is idle. Nothing has changed yet, so a failure refuses the retirement on all ranks |
@@ -51,7 +51,7 @@ pub struct Candidate {
     pub graphs: u64,
     /// The number of blocks in the segment on this rank.
     pub blocks: u64,
-    /// The groups that have committed the segment, but that the rank did not pass to the retirement.
+    /// The groups for which the rank has committed the segment, but that it did not pass to the retirement.
     pub uncovered: Vec<GroupId>,
 }
 wire_struct!(Candidate { ordinal, graphs, blocks, uncovered });
@@ -106,9 +106,9 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
     })
 }
 
-/// Returns a refusal if the ranks' allocation logs differ. The caller checks the uses of the segments first. If a rank
-/// still uses a segment that other ranks have released, the logs differ too, but the refusal of that check names the
-/// cause.
+/// Returns a refusal if the ranks' allocation logs differ. The caller checks the uses of the segments first, with
+/// [`holding`]. If a rank still uses a segment that other ranks have released, the logs differ too, but the refusal of
+/// `holding` names the cause.
 fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
     let logs = split(records, |record| record.log);
     let is_same = logs.is_unanimous();
@@ -255,8 +255,8 @@ pub enum Retired {
     Everywhere {},
     /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
     /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
-    /// poisoned. A rank frees the memory only when none of the groups for which it has committed this pool is poisoned
-    /// any more.
+    /// poisoned. A rank frees the memory only after its pool has [forgotten](crate::SymmetricPool::forget) every
+    /// poisoned group.
     Poisoned {
         /// The reason.
         poison: Poison,
@@ -318,8 +318,8 @@ impl Protocol for RetireProtocol {
 }
 
 impl Start<RetireProtocol> {
-    /// Prepares the start of retirement number `round` on rank `rank`. `members` are all ranks of the domain. `record`
-    /// is the record of this rank. `deadline` is the time limit of the retirement, counted from its start.
+    /// Prepares the start of retirement number `round` of `pool` on rank `rank`. `members` are all ranks of the domain.
+    /// `record` is the record of this rank. `deadline` is the time limit of the retirement, counted from its start.
     #[must_use]
     pub fn retirement(
         pool: PoolId,

@@ -4,9 +4,9 @@
 /// The maximum number of meetings in [`Rounds::left`]. The keys of older meetings stay in the store.
 const MOST: usize = 64;
 
-/// The counter of the meetings of one kind that a rank has had about a pool, and the list of those that may have left
-/// keys in the store. A meeting leaves keys in two cases: a member did not take part or did not acknowledge the result,
-/// or [`KEEPS_RESULT`](bootstrap::agreement::Protocol::KEEPS_RESULT) is true for the kind of agreement.
+/// Counts a rank's meetings of one [kind](super::MeetingKind) about one pool, and lists those that may have left keys
+/// in the store. A meeting leaves keys in two cases: a member did not take part or did not acknowledge the result, or
+/// [`KEEPS_RESULT`](bootstrap::agreement::Protocol::KEEPS_RESULT) is true for the kind of agreement.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,

@@ -30,7 +30,7 @@ impl ChunkPipeline<'_> {
         if number == 0 { self.first } else { self.second.unwrap_or(self.first) }
     }
 
-    /// Enqueues the signal to the peer that the stream has moved `chunk`.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved `chunk`.
     ///
     /// # Safety
     /// The words are valid until the stream has executed the signal.
@@ -39,8 +39,9 @@ impl ChunkPipeline<'_> {
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
     }
 
-    /// Makes the stream signal the peer that it has moved chunk `tell`, if any. Then makes it wait until the slot of
-    /// `chunk` is empty (if this rank sends) or full (if it receives), and copy `chunk` into the slot or out of it.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved chunk `tell`, if `tell` is present.
+    /// Then makes the stream wait until the slot of `chunk` is empty (if this rank sends) or full (if it receives), and
+    /// copy `chunk` into the slot or out of it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed this step.

@@ -1,4 +1,4 @@
-//! Claims. They decide which end of a message comes first.
+//! Claims decide which of the two ends of a message, its sender or its receiver, comes first.
 //!
 //! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
 //! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
@@ -56,8 +56,8 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // A launch claims all its messages before it takes the first offer. Every 1024th message of a direction uses the
-    // same word, and the other end may be 512 messages ahead. So if a launch has more than 512 messages, the claim of a
+    // A launch claims all its messages before it takes the first offer. Messages n and n + 1024 of a direction share a
+    // word, and the other end may be 512 messages ahead. So if a launch has more than 512 messages, the claim of a
     // later message may have overwritten this word. Then this function returns true, and `withdraw` returns false, so
     // both ends treat the message as taken. In one case the ends disagree: the receiver had withdrawn its offer before
     // the word was overwritten. Then this function returns true, and the sender copies although the receiver may reuse

@@ -80,7 +80,7 @@ pub(super) enum Phase {
     Done,
 }
 
-/// Selects one of a peer's words for zero-copy messages.
+/// Selects one of the words for zero-copy messages in a peer's section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Signal {
     /// The direction, seen from the page's rank.
@@ -157,12 +157,10 @@ impl FlagPage {
         Ok(page)
     }
 
-    /// The flag page in `memory`.
     pub(super) fn new(layout: Layout, memory: Arc<HostMemory>) -> Self {
         Self { layout, memory }
     }
 
-    /// The memory of the page.
     pub(super) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }

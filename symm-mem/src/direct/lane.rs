@@ -56,8 +56,8 @@ pub(super) struct Chunk {
     pub(super) slot: usize,
 }
 
-/// The layout of a lane's ring, the buffer through which its staged messages pass: each chunk of a message takes the
-/// next slot. All rings have the same layout.
+/// The layout of a lane's ring. The ring consists of slots in the receiver's memory. Messages that are not zero-copy go
+/// through it in chunks, and each chunk takes the next slot. All rings have the same layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
@@ -119,7 +119,6 @@ impl Lane {
         Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
     }
 
-    /// Messages that the sender copies into the receiver's buffer.
     pub(super) fn pushes(&self) -> MutexGuard<'_, Pushes> {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
     }

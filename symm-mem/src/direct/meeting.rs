@@ -50,8 +50,8 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// The rank and the problem of [`OpeningFailure::cause`](sharing::OpeningFailure::cause), or of the first member
-    /// without a flag page.
+    /// `rank` is the first member without a flag page or, if all have one, the member that
+    /// [`OpeningFailure::cause`](sharing::OpeningFailure::cause) names. `problem` describes its failure.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -104,7 +104,9 @@ fn offered(context: &Context, layout: Layout) -> Result<(FlagPage, Offer, PageOf
     Ok((page, offer, PageOffer::Offered { site, export }))
 }
 
-/// Opens the flag pages `pages` of the members. Returns those of all members, in their order. `own` is this rank's.
+/// Opens the flag pages of the other members. `pages` describes the pages of all members, and `own` is the page of this
+/// rank. Returns the pages of all members, in the order of `pages`. On failure, returns the outcome that this rank
+/// posts.
 fn open_all(
     context: &Context,
     info: &GroupInfo,

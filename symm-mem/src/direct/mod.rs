@@ -74,12 +74,13 @@
 //! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
 //! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies. To
 //! avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
-//! its receive, or has called a send to this rank. If both ranks call at about the same time, each of them is then the
-//! second end of one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for
-//! 256 MiB. A rank that calls after the end of the other rank's wait makes both copies. The sender does not wait if the
-//! receiver has never called a receive from it before, or if the buffer of the last such receive lies in no mapped
-//! segment. The ends claim a captured message during the capture, so its first end is the same in all runs of the
-//! graph. So let the ranks capture at about the same time, for example after a barrier.
+//! its receive, or has called a send to this rank whose receive this rank has not called yet. If both ranks call at
+//! about the same time, each of them is then the second end of one of the two messages. The wait takes at most an
+//! eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the end of the other rank's
+//! wait makes both copies. The sender does not wait if the receiver has never called a receive from it before, or if
+//! the buffer of the last such receive lies in no mapped segment. The ends claim a captured message during the capture,
+//! so its first end is the same in all runs of the graph. So let the ranks capture at about the same time, for example
+//! after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy (a copy in one
 //! direction without this path). 256 MiB in each direction take 1.05 to 1.13 times as long as that bare copy, and 2.0
@@ -263,7 +264,6 @@ use crate::{
     rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
 };
 
-/// The path's name.
 const NAME: &str = "direct";
 
 /// Options of a direct path. All members pass the same values.

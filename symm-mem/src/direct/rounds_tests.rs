@@ -72,7 +72,8 @@ enum Op {
     },
 }
 
-/// One direction between a rank and a peer, on the rank's side.
+/// One direction between a rank and a peer, on the rank's side. Counts the chunks and the zero-copy messages of the
+/// lane's earlier calls.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     chunks: usize,

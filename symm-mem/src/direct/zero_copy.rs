@@ -68,15 +68,15 @@ impl ZeroCopy<'_> {
     /// Enqueues the signal that this rank's buffer is ready.
     ///
     /// # Safety
-    /// The flag pages and the message's buffers stay valid until the stream has executed the enqueued operations. The
-    /// methods below have the same condition.
+    /// The flag pages and the message's buffers stay valid until the stream has executed the enqueued operations.
     pub(super) unsafe fn ready(&self, stream: &Stream) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Makes the stream wait until the peer has copied the message. If the message is eager, and the peer has copied
-    /// into this rank's buffer, then makes the stream [report](Self::pass) to the host that it has passed the message.
+    /// Makes the stream wait until the peer has copied the message. If the message is not captured, and the peer copies
+    /// it into this rank's buffer, the stream then also [reports](Self::pass) to the host that it has passed the
+    /// message.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).

@@ -35,8 +35,9 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The state that the closing thread shares with the threads that use the exchange and its plans.
 pub(super) struct Closer {
-    /// Time that peers have to close memory that this rank lent to them, after this rank has closed the plan.
+    /// Time within which the peers must close a plan, counted from the time at which this rank has closed it.
     lease: Duration,
+    /// Creation time of this value. Leases count their time from here.
     begun: Instant,
     state: Mutex<State>,
     changed: Condvar,
@@ -44,10 +45,10 @@ pub(super) struct Closer {
 
 #[derive(Default)]
 struct State {
-    /// The dropped plans, until they need nothing more.
+    /// The dropped plans that this rank or a peer has yet to close, or whose buffers this rank has yet to free.
     dropped: Vec<(Arc<Core>, Stage)>,
     quarantine: Vec<Quarantined>,
-    /// The thread has taken `dropped`, and has not put the remainder back yet.
+    /// True while the closing thread works on the plans that it has taken out of `dropped`.
     busy: bool,
     stopping: bool,
     /// The deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped plans,
@@ -90,9 +91,9 @@ impl Closer {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing is left to close, and returns true. Returns false if something is left at `end`: the thread
-    /// closes the remainder later. After `deadline`, the transfers of dropped plans are aborted ([`Fault::Aborted`]),
-    /// and leases count as overdue.
+    /// Waits until every dropped plan is closed on all ranks and freed, or quarantined, and returns true. Returns false
+    /// if some plans remain at `end`: the closing thread continues with them later. After `deadline`, the transfers of
+    /// dropped plans are aborted ([`Fault::Aborted`]), and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
         while (state.busy || !state.dropped.is_empty()) && !end.expired() {
@@ -110,9 +111,9 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits until this rank has closed the plans that it has dropped, for at most four [`TICK`]s. Each agreement
-    /// begins with this call, because memory that is open when the agreement begins stays open until it has ended. So
-    /// if this rank has not closed a dropped plan within the wait, it may close the plan only after the agreement.
+    /// Waits until this rank has closed the plans that it has dropped, for at most four [`TICK`]s. Called before each
+    /// agreement: an agreement keeps open all peers' memory that is open when it begins. So a dropped plan that is not
+    /// closed by then may have to wait until the agreement has ended.
     pub(super) fn catch_up(&self) {
         let end = Deadline::after(4 * TICK);
         let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
@@ -159,8 +160,9 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Advances a dropped plan as far as possible without waiting. Returns the plan and its stage if the function must be
-/// called again for it. If `hurry` is true, aborts the plan's transfers, and a lease that still runs is overdue.
+/// Advances a dropped plan as far as possible without waiting for its transfers or for peers. Returns the plan and its
+/// stage if the function must be called again for it. If `hurry` is true, aborts the plan's transfers, and a lease that
+/// still runs is overdue.
 fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Option<(Arc<Core>, Stage)> {
     if matches!(stage, Stage::Closing) {
         if hurry && !core.is_idle() && core.fault().is_ok() {
@@ -215,7 +217,7 @@ fn try_close(shared: &Shared, core: &Core) -> bool {
     core.close(&shared.plans())
 }
 
-/// Tells the peers of a plan that this rank has closed it. Returns a lease for the plan, which begins now.
+/// Tells the peers of a plan that this rank has closed it. Starts the plan's lease and returns it.
 fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
         // The error is ignored: if a peer does not see the key, its own lease becomes overdue, and its memory is

@@ -8,7 +8,6 @@ use super::{
     protocol::{End, Export, Record, RegionOffer, RegionPiece, SharedRegion},
 };
 
-/// The contribution of a rank to an agreement.
 pub(super) enum Contribution<'a> {
     /// This rank's ends of the transfers of a plan.
     Transfers(&'a [Transfer]),
@@ -25,7 +24,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Number of signal slots that this contribution needs in an agreement of `members` members.
+    /// Number of this rank's [signal slots](super::slots) that this contribution needs in an agreement of `members`
+    /// members: one for each transfer, or one for each other member.
     pub(super) fn slots(&self, members: usize) -> usize {
         match self {
             Self::Transfers(transfers) => transfers.len(),
@@ -33,8 +33,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Returns `None`
-    /// for transfers.
+    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Without the
+    /// offer, the record would be one of a plan. Returns `None` for transfers.
     pub(super) fn nothing(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,
@@ -78,8 +78,7 @@ impl Contribution<'_> {
 
     /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
     /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
-    /// `None` if the exports of the record lack the allocation of one of the pieces, or if a slot number does not fit
-    /// into 32 bits.
+    /// `None` if [`Record::exports`] lacks the allocation of a piece, or if a slot number does not fit into 32 bits.
     pub(super) fn fill(
         &self,
         record: &mut Record,
@@ -141,6 +140,7 @@ impl Contribution<'_> {
 }
 
 /// The peer as a rank of the job. `u32::MAX` if the transfer was made for a larger group, and `ranks` lacks the peer.
+/// No member has this rank, so the agreement is refused.
 fn peer_rank(transfer: &Transfer, ranks: &[u32]) -> u32 {
     ranks.get(transfer.peer).copied().unwrap_or(u32::MAX)
 }

@@ -36,9 +36,8 @@ pub(super) struct Core {
     pub(super) left_attempts: AtomicU32,
     /// True once this rank has noticed that the peer has dropped its regions.
     pub(super) peer_left: AtomicBool,
-    /// Number of the plan's operations under way, plus the number of times that the plan was passed to the watch thread
-    /// as failed and was not handled yet. While the sum is not zero, this rank may still access the plan's memory and
-    /// slots.
+    /// Number of the plan's operations under way, plus the number of the plan's entries in the watch thread's list of
+    /// failed plans. While the sum is not zero, this rank may still access the plan's memory and slots.
     pending: AtomicUsize,
 }
 
@@ -47,12 +46,14 @@ pub(super) struct Core {
 pub(super) struct CoreParts {
     pub(super) plan: String,
     pub(super) generation: u64,
-    /// The current generation of this plan name. If it differs from `generation`, the plan is stale.
+    /// The current [generation](super::generation) of this plan name. If it differs from `generation`, the plan is
+    /// stale.
     pub(super) current: Generations,
     /// Prefix of the store keys of the agreement that made the plan.
     pub(super) key: String,
+    /// This rank's [signal slots](super::slots): one for each transfer of the plan, or one for the regions.
     pub(super) slots: Range<usize>,
-    /// The signals of each slot, in the order of `slots`.
+    /// One element for each slot, in the order of `slots`.
     pub(super) wires: Vec<Wire>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
@@ -94,12 +95,12 @@ impl Wire {
     }
 }
 
-/// Progress of a transfer, or of this rank's notifications to a peer.
+/// Progress of a transfer, or of this rank's notifications to a peer. Captured calls do not change it.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// For a transfer of a plan, the number of rounds that this rank has begun. A round is one `ready`, one copy (`put`
-    /// or `get`) and one `wait`; each rank makes its own calls of them. For regions, the number of
-    /// notifications that this rank has sent. The counter wraps around.
+    /// For a transfer of a plan, the number of rounds that this rank has begun. In a round, one end calls `put` or
+    /// `get`. The other end calls `ready` and then `wait`. `put`, `get` and `ready` begin the round of their rank. For
+    /// regions, the number of notifications that this rank has sent. The counter wraps around.
     pub(super) round: u32,
     /// True between this rank's calls of `ready` and of `wait` in one round. In this time the peer may copy. Always
     /// false for regions and for a transfer in which this rank copies, because this rank then never calls `ready`.
@@ -139,7 +140,8 @@ impl Core {
         let _ = self.fault.set(fault);
     }
 
-    /// Increments [`pending`](Self::pending). [`ended`](Self::ended) must be called once for each call.
+    /// Adds 1 to [`pending`](Self::pending) and to the process's count for [`quiet`]. Each call must be followed by one
+    /// call of [`ended`](Self::ended), which subtracts it.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -166,15 +168,14 @@ impl Core {
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the plan: closes those of the peers' allocations that only this plan uses, and drops its references to
-    /// the others. `plans` are all plans of the exchange. Returns true once the plan is closed, so that this rank can
-    /// report this to the peers. If the result is false, the closing thread calls this function again later. An
-    /// allocation can be closed if one of these conditions is met:
-    /// - Another plan uses the allocation too, and closes it later. The owner frees the allocation only after this rank
-    ///   has reported that plan as closed too.
-    /// - Nothing else uses the allocation. In particular, no agreement is under way for which this rank has posted that
-    ///   the allocation is open. If the driver call that closes the allocation may wait for the device, there must be a
-    ///   [quiet moment](quiet::moment) too.
+    /// Closes the plan: drops the plan's references to the peers' allocations. `plans` are all plans of the exchange.
+    /// Returns true once the plan has no references left. This rank then reports to the peers that the plan is closed.
+    /// Otherwise the closing thread calls this function again later. For each allocation:
+    /// - If another plan uses the allocation too, drops the reference, and the allocation stays open. Its owner frees
+    ///   it only after this rank has reported that the other plan is closed too.
+    /// - Otherwise closes the allocation, or keeps the reference if it cannot be closed yet. One reason is an agreement
+    ///   under way for which this rank has posted that the allocation is open. The other reason is that the driver call
+    ///   may wait for the device, and there is no [quiet moment](quiet::moment).
     pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
         let is_shared = |memory: &Arc<Imported>| {
             let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));

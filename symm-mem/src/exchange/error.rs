@@ -190,7 +190,7 @@ pub enum TransferError {
         asked: &'static str,
     },
     /// The exchange cannot take a [hold](caching_alloc::core::Segment::hold) on the memory of a block of a caching
-    /// allocator, because one of its pages is about to move or to be released.
+    /// allocator, because a page of the block is about to move or to be released.
     #[error("the block at {address:#x} cannot be held: {cause}")]
     Unheld {
         /// Address of the block.

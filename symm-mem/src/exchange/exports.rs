@@ -12,9 +12,9 @@ use super::{
 };
 use crate::sharing::{self, Offer, Outcome, Party};
 
-/// Exports the allocations that contain these pieces, each allocation once, even if it contains several pieces. The
-/// other ranks can open them until the returned offer is dropped. Also opens a listener, from which peers request file
-/// descriptors. The error is the reason why this failed.
+/// Exports the allocations that contain `pieces`, each allocation once, even if it contains several pieces. Returns two
+/// values: the offer, and the exports for this rank's record. The offer has a listener, from which peers request file
+/// descriptors. Peers can open the allocations until the offer is dropped. The error is the reason of the failure.
 pub(super) fn export<'a>(
     context: &Context,
     pieces: impl IntoIterator<Item = &'a Piece>,
@@ -29,9 +29,9 @@ pub(super) fn export<'a>(
     Ok((offer, exports))
 }
 
-/// Opens the peers' memory that this rank accesses and does not have open yet, and returns the allocations that it
-/// opened. `place` is the index of this rank in `records`. On failure, returns the outcome that this rank reports
-/// to the other members.
+/// Sends the other members the file descriptors that they need, and opens the peers' memory that this rank accesses and
+/// does not have open yet. Returns the allocations that it opened. `place` is the index of this rank in `records`. On
+/// failure, returns the outcome that this rank reports to the other members.
 pub(super) fn open(
     context: &Context,
     offer: &Offer,

@@ -1,4 +1,4 @@
-//! Leases: how long a rank keeps memory that peers have not closed yet.
+//! Leases: how long a rank keeps its own memory for peers that have not closed it yet.
 //!
 //! In this file, "plan" also stands for a set of [regions](super::Regions).
 //!

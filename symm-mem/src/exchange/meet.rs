@@ -27,7 +27,7 @@ use crate::{
     sharing::{Offer, Outcome},
 };
 
-/// This rank's part of an exchange.
+/// The prepared contribution of this rank to an agreement.
 struct Candidate {
     record: Record,
     /// This rank's memory that peers access. The other ranks can open it until this value is dropped.
@@ -331,11 +331,13 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement from which this rank got no plan or regions: hands this rank's part of it to the
-    /// closing thread, as if it were a plan that this rank has dropped. If `is_nobodys`, no other rank got the plan or
-    /// the regions either. Then no peer writes to this rank's slots, so this call frees them, and the closing thread
-    /// only closes the peers' memory that this rank has opened. Otherwise it also tells the peers that this rank has
-    /// closed the plan, and frees the slots once the peers have closed it too.
+    /// Cleans up after an agreement from which this rank got no plan or regions: hands the slots and the memory of
+    /// `candidate`, and the memory in `opened`, to the closing thread, as if they were those of a dropped plan.
+    ///
+    /// If `is_nobodys`, no other rank got the plan or the regions either, so no peer writes to this rank's slots. This
+    /// call then frees the slots, and the closing thread only closes the memory in `opened`. Otherwise the closing
+    /// thread also tells the peers that this rank has closed the plan, and frees the slots once the peers have closed
+    /// the plan too.
     fn let_go(
         &self,
         key: &str,

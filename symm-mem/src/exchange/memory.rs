@@ -81,8 +81,8 @@ impl Memory {
     /// other streams must have ended, or the caller must have [recorded](caching_alloc::core::Block::record_stream)
     /// those streams.
     ///
-    /// A block of a re-mappable pool may lie in several pages, and each page has its own handle. Such a block can be
-    /// shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
+    /// A block of a re-mappable pool may lie in several pages. Each page is a segment with its own handle. Such a block
+    /// can be shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
     /// [`part`](Self::part) of the block that lies in one page.
     ///
     /// # Errors
@@ -172,9 +172,9 @@ impl Memory {
         }
     }
 
-    /// Returns whether freeing this memory may make a driver call that waits for the work of the device: memory of
-    /// `cuMemAlloc` is freed by such a call, and so are the arrays of addresses that belong to mappings of peers'
-    /// memory.
+    /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device. The call
+    /// frees memory of `cuMemAlloc`. If the memory's pool or [`PeerMemory`] keeps mappings of peers' memory, the call
+    /// also frees the mappings' arrays of addresses.
     pub(super) fn may_wait_when_freed(&self) -> bool {
         match &self.backing {
             Backing::Virtual(buffer) => buffer.keeps_mappings(),

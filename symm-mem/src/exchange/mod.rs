@@ -74,11 +74,13 @@
 //! | module | subject |
 //! |---|---|
 //! | root, `options` | [`Exchange`]: the signal slots and plans of one rank, and the peers' memory that it has open |
-//! | `meet` | one exchange |
-//! | [`protocol`] | the agreement on a plan, without I/O |
+//! | `meet` | one agreement on a plan or on regions |
+//! | [`protocol`] | the protocol of that agreement, without I/O |
 //! | `contribution` | the contribution of a rank to an agreement: ends of transfers, or regions |
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
-//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
+//! | `plan` | [`Plan`]: put and get on streams |
+//! | `core` | the state of a plan, or of the transfers between the regions of two ranks |
+//! | `generation` | numbers that tell the last agreed plan of a name from earlier ones |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
 //! | `exports` | the allocations that this rank shares in one agreement |
 //! | `handles` | the peers' memory that is open: an allocation is opened once, and stays open until the last plan that uses it is closed |
@@ -171,6 +173,7 @@ struct Owner {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
+    /// Prefix of the store keys of this exchange's agreements.
     prefix: String,
     /// For each set of ranks, the number of the set's next agreement. The lock of the number is held during the
     /// agreement, so the agreements of one set run one at a time.
@@ -180,7 +183,7 @@ struct Owner {
 }
 
 /// The current generation (see [`Generations`]) of one plan name, and the state of the last plan or regions agreed
-/// under that name: one [`Core`] for a plan, one for each peer for regions.
+/// under that name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
@@ -387,8 +390,8 @@ mod tests {
 
     rusty_fork_test! {
         /// Another rank of the process closes memory for 100 ms. [`Exchange::new`] waits until it has finished,
-        /// although the deadline in the [`ExchangeOptions`] is 0. Only the deadline of the rendezvous, here 60 s,
-        /// limits this wait.
+        /// although the deadline in the [`ExchangeOptions`] is 0: the limit of this wait is derived from the deadline
+        /// of the rendezvous, here 60 s.
         #[test]
         fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
             let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use cuda_driver::vmm::HandleTypes;
 
-/// Options of a group's exchanges. All members must pass the same values, because each member derives the time limits
-/// of an agreement from its own `deadline`, and its number of slots from its own `channels`.
+/// Options of a group's exchanges. All members must pass the same values. [`Exchange::new`](super::Exchange::new)
+/// refuses members with different `channels`. Different deadlines are not noticed, but a member with a shorter one may
+/// end an agreement for all members while others would still wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// Determines the time limits of an agreement on a plan or on regions:
@@ -19,9 +20,9 @@ pub struct ExchangeOptions {
     /// one peer writes its signals. A plan uses one channel for each of its transfers, and a set of regions one for
     /// each other member.
     pub channels: usize,
-    /// The time within which peers must close this rank's memory. It begins when this rank has closed the dropped plan
-    /// or regions. If a peer has not closed the memory by then, the memory is
-    /// [quarantined](super::Exchange::quarantine).
+    /// The time that peers have to close this rank's memory of a plan or of regions. It begins once this rank has
+    /// dropped the plan or regions and has closed the peers' memory for them. If a peer has not closed this rank's
+    /// memory by the end, the memory is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Types of the handles by which the ranks share the memory of their channels. `None` stands for all types that the
     /// driver [grants](HandleTypes::granted) to this process. Across hosts, every rank needs fabric handles.

@@ -106,7 +106,7 @@ impl Owned {
             let (base, bytes) = (DevicePtr(segment.address()), segment.bytes() as usize);
             let allocation = OwnedAllocation::new(context, base, bytes)?;
             if allocation.physical.is_none() {
-                // Fails for memory that the driver did not allocate.
+                // Refuse memory that the driver did not allocate: it has no address range.
                 context.address_range(base)?;
             }
             Ok::<_, Error>(allocation)

@@ -329,8 +329,8 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step. Signals use the count words, with the number `round`. If `round` is `None`, the step is captured,
-/// and signals use the toggle words.
+/// Enqueues one step. Waits and signals use the count words, with the number `round`. If `round` is `None`, the step is
+/// captured, and they use the toggle words.
 fn run(
     step: &Step,
     (wire, end): (&Wire, &TransferEnd),

@@ -60,8 +60,9 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the permission to close memory, or `None` if there is no quiet moment now. In a process of several ranks, no
-/// thread can enqueue a transfer until the permission is dropped.
+/// Returns the permission to close memory. In a process of several ranks, returns `None` if there is no quiet moment
+/// now. There, no thread can enqueue a transfer until the permission is dropped. A process of one rank needs no quiet
+/// moment.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
@@ -96,9 +97,8 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Held until the rank is registered. In a process of one rank, `moment` locks the gate and then checks for
-            // other ranks. So while a thread closes memory, this lock fails, and later calls of `moment` see the new
-            // rank.
+            // This lock is held until the rank is registered. `moment` locks the gate before it reads the list of
+            // ranks. So either memory is being closed and this lock fails, or `moment` sees the new rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -147,7 +147,6 @@ mod tests {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
             let new = |rank, patience| Present::new(rank, Deadline::after(patience));
             let first = new(0, far).unwrap();
-            // While the process has only one rank, other threads may enqueue transfers during a close.
             let (closing, enqueueing) = (moment().unwrap(), enqueueing());
             drop(enqueueing);
             let also_first = new(0, Duration::ZERO).unwrap();

@@ -30,9 +30,9 @@ use crate::rendezvous::{GroupInfo, SymmetricMemory};
 pub(super) struct Tools {
     /// Becomes [`Shared::control`].
     control: Stream,
-    /// The host buffer to which the calls of users copy slots.
+    /// Becomes [`Shared::mirror`].
     mirror: Mirror,
-    /// The host buffer to which the watch thread copies slots.
+    /// The host buffer to which the watch thread copies this rank's slots.
     glance: Mirror,
     /// The watch thread records this event after each copy to `glance`.
     glanced: Event,
@@ -75,7 +75,7 @@ pub(super) struct Shared {
     plans: Mutex<Vec<Weak<Core>>>,
     pub(super) watch: Watch,
     pub(super) closer: Closer,
-    /// Host copy of this rank's slots, for calls that read them. The watch thread has its own copy.
+    /// Host copy of this rank's slots, used by [`check`](Self::check). The watch thread has its own copy.
     mirror: Mutex<Mirror>,
     _present: Present,
 }
@@ -114,7 +114,6 @@ impl Shared {
         plans.push(Arc::downgrade(core));
     }
 
-    /// All plans that are still alive.
     pub(super) fn plans(&self) -> Vec<Arc<Core>> {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.iter().filter_map(Weak::upgrade).collect()
@@ -165,8 +164,8 @@ impl Shared {
     }
 
     /// Copies the slots of a plan to the host, waits for the copy, and returns the result of `read` on it. Also records
-    /// whether a peer has dropped its regions. Returns `None` if the plan has no slots. Returns an error if the copy
-    /// fails, if the plan has failed, or if the copy shows that a peer has given the plan up; then the plan fails.
+    /// whether a peer has dropped its regions. If the copy shows that a peer has given the plan up, the plan fails.
+    /// Returns `None` if the plan has no slots, and an error if the copy fails or the plan has failed.
     pub(super) fn check<R>(
         &self,
         core: &Arc<Core>,

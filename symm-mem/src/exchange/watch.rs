@@ -3,8 +3,9 @@
 //! in the synchronization of such a stream. The watch thread must not block in the same way, so it makes no call that
 //! waits for the device or for another rank.
 //!
-//! Ranks signal each other by words in their slots, memory of each rank to which its peers write. When a plan (the
-//! agreed transfers of an exchange) has failed, the thread writes two kinds of words on the exchange's control stream:
+//! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
+//! In this file, "plan" also stands for the transfers between the regions of two ranks. When a plan has failed, the
+//! thread writes two kinds of words on the exchange's control stream:
 //! 1. It sets the abort words in the slots of the peers.
 //! 2. It sets the words in this rank's slots that its streams wait for, which releases the streams.
 //!
@@ -233,7 +234,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
         // The list may differ from the order on the stream: two threads may have enqueued their operations in one
         // order, and called `begin` in the opposite order. So a late operation may have ended before an operation
-        // listed earlier, and is queried in any case.
+        // listed earlier. It is queried even if that operation is under way.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -271,7 +272,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
 /// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call of this
 /// function reads the copy, because this thread never waits for the device. If the copy shows that a peer has given up
 /// the operation's plan, the later call marks the plan as failed and adds it to `failed`. `begun` is the time at which
-/// the copy was enqueued, or `None` if no copy is under way.
+/// the last copy was enqueued, or `None` if there is no copy to read.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],

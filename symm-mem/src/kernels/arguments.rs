@@ -1,5 +1,5 @@
-//! The arguments of the collective kernels beside [`Ranks`](super::Ranks), and the number of blocks of a launch. The
-//! layout of [`Reduce`] and [`Gather`] is that of the device structures of the same names.
+//! The arguments that the collective kernels get in addition to [`Ranks`](super::Ranks), and the number of blocks of a
+//! launch. The layout of [`Reduce`] and [`Gather`] is that of the device structures of the same names.
 
 use cuda_driver::module::Parameter;
 

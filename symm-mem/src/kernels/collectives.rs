@@ -76,8 +76,8 @@ pub struct ReduceScatter {
 /// and the bytes of rank `r` are already at `input + r * bytes` in its own buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// Offset in bytes in every rank's buffer, of any alignment, the same on all ranks. The rank's data begin there. In
-    /// place, the output begins there instead, and the data of rank `r` begin at `input + r * bytes`.
+    /// Offset in bytes of the rank's data in its buffer, of any alignment, the same on all ranks. In place: offset of
+    /// the output, in which the data of rank `r` begin at `input + r * bytes`.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -160,7 +160,8 @@ impl Kernels {
         let shape = Shape::checked(kernel, ranks, input, (target, 1), elements)?;
         let bytes = shape.bytes;
         let input = call.input + bytes * u64::from(ranks.rank);
-        // Only this rank reads its part of its own buffer, so the result may overwrite that part.
+        // Rank r reads part r of every rank's buffer. So no other rank reads this rank's part in this rank's buffer,
+        // and the result may overwrite it.
         let (output, placing) = target.output(input);
         let reduce = Reduce { input, output, bytes, target: placing as u32, kernel: kernel as u32 };
         // SAFETY: the caller's promise.
@@ -240,7 +241,8 @@ impl Kernels {
     ) -> Result<(), KernelError> {
         shape.note(stream)?;
         let function = self.function(unit, entry)?;
-        // All ranks pass the same `share`, so the grid is the same on all ranks.
+        // Each block waits for the block of the same number on every other rank, so all ranks must launch the same
+        // grid. They do: all ranks pass the same `share`, the number of bytes that a rank's blocks together handle.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(function, &config, (*shape.ranks, arguments))? };

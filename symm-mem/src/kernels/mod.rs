@@ -14,7 +14,7 @@
 //! | `fault` | [`FaultRecord`]: the record of a kernel that gave up |
 //! | `code` | the PTX of the crate |
 //! | `load` | a context's kernels, loaded once |
-//! | `own` | this rank's own buffer, for graphs that pin it |
+//! | `own` | finds this rank's own buffer, so that a graph can pin it |
 //! | `signals` | the launches of barrier, put and wait |
 //! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
 //! | `twins` (feature `twins`) | host functions in place of the kernels, for the simulated devices of `gpu_sim` |

@@ -27,7 +27,8 @@ impl Memberships {
         })
     }
 
-    /// Begins the next agreement on a length. This rank needs `bytes` bytes.
+    /// Begins the next agreement on a length, and returns the start of this rank's part in it. This rank needs `bytes`
+    /// bytes.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = self.meetings().lengths.count();
         let domain = self.domain();

@@ -185,10 +185,9 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is [`Poison::StoreLost`] of
-/// this rank, this rank could not learn the result, and perhaps no other member is poisoned. So the function then also
-/// ends the group on the other members ([`SymmetricGroup::fail`]). For every other poison it only aborts this rank's
-/// communicator.
+/// Aborts this rank's communicator of a group that is poisoned on this rank. `own` is this rank's number in the domain.
+/// [`Poison::StoreLost`] of this rank means that this rank could not learn the result. In that case, the group is
+/// perhaps not poisoned on the other members, so the function also ends it on them ([`SymmetricGroup::fail`]).
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());

@@ -29,6 +29,7 @@ pub(crate) struct GroupState {
     /// Segments with neither a window nor a registration with `ncclCommRegister`, by ordinal, each with the reason for
     /// the missing registration.
     unregistered: Vec<(u32, String)>,
+    /// See the method [`pending`](Self::pending).
     pending: Option<Refusal>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     unmapped: Vec<(u32, Unmapped)>,
@@ -105,7 +106,8 @@ impl GroupState {
 
     /// Returns true if this rank need not commit the pool, whose arena is `arena`: there are no new segments, the group
     /// is not poisoned, and no allocation request has failed since the last commit that found the members' allocation
-    /// logs equal. A failed request may have made this rank's log differ from the others, which only a commit detects.
+    /// logs equal. A failed request that has since succeeded on repetition does not count. Any other failed request may
+    /// have made this rank's log differ from the others, which only a commit detects.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
@@ -209,7 +211,6 @@ impl GroupState {
     }
 }
 
-/// Returns the last of the reasons for segment `ordinal`.
 fn last_reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
     reasons.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }

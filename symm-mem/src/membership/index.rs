@@ -108,7 +108,7 @@ pub(crate) struct Published {
     index: ArcSwap<Index>,
     /// The version of `index`, or of an earlier index while `store` runs.
     version: AtomicU64,
-    /// The position of this pool's index in `SEEN`. Pools may have the same slot.
+    /// The position of this pool's index in `SEEN`.
     slot: usize,
 }
 
@@ -126,7 +126,7 @@ impl Default for Published {
 }
 
 impl Drop for Published {
-    /// Makes all groups discard their cached places. They find no places in this table any more.
+    /// Makes all groups look their buffers up again, because they find nothing in this table from now on.
     fn drop(&mut self) {
         places_changed();
     }

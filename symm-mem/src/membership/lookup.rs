@@ -120,7 +120,7 @@ impl Standings {
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // The segments of one window have adjacent entries.
+        // The segments of one window are adjacent in `serials`, so `dedup` leaves one entry for each window.
         serials.dedup();
         serials.len()
     }
@@ -148,7 +148,7 @@ impl Standings {
     }
 }
 
-/// The segments that are not retired, sorted by address, their states in each group, and the poisoned groups. A
+/// The pool's segments that are not retired (sorted by address), their states in each group, and the poisoned groups. A
 /// published table does not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {

@@ -108,13 +108,14 @@ impl MappedSegments {
         self.remove(|segment| Arc::ptr_eq(&segment.memory, memory));
     }
 
-    /// Adds segments that all members have mapped. Removes the entries of retired segments.
+    /// Adds segments that all members have mapped, and removes the entries of retired segments. Does nothing if `new`
+    /// is empty.
     pub(super) fn add(&self, new: Vec<MappedSegment>) {
         let Some(next) = new.iter().map(|segment| segment.number + 1).max() else { return };
         self.remove(|segment| segment.mapping().is_none());
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
-        // Increase `next` only after the segments are added. So if a reader finds no segment with a number below
-        // `next`, that segment was added before and has been removed.
+        // Increase `next` only after the segments are added: a number below `next` that is not in the list must belong
+        // to a segment that was removed, not to one that is still to be added.
         let mut known = lock(&self.next);
         *known = next.max(*known);
     }

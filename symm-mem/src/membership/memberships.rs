@@ -41,7 +41,6 @@ impl Memberships {
         }
     }
 
-    /// The pool's id.
     pub(crate) fn id(&self) -> PoolId {
         self.memory.id()
     }
@@ -132,7 +131,6 @@ impl Memberships {
         is_poisoned
     }
 
-    /// The retired segments, in the order of retirement.
     fn retired(&self) -> Vec<u32> {
         lock(&self.retired).clone()
     }

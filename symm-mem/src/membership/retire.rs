@@ -129,8 +129,9 @@ impl Memberships {
     }
 
     /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
-    /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` is the work that this rank
-    /// has enqueued, by group. Returns the start of this rank's part in the agreement, which includes its record.
+    /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` has the numbers of
+    /// collectives and messages that this rank has enqueued, by group. Returns the start of this rank's part in the
+    /// agreement, with its record.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],

@@ -64,8 +64,8 @@ impl Drop for PoolCapture {
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
-    /// Declared first, so that the pin is removed before `blocks` are dropped. So the order of the frees is the same on
-    /// all ranks.
+    /// Fields are dropped in the order of their declaration. So on every rank, the drop of this field first frees the
+    /// pinned blocks that have no other owner and no other pin, and then the drop of `blocks` frees those blocks.
     _hold: Arc<GraphHold>,
     segments: Vec<u32>,
     blocks: Vec<SymmetricBlock>,

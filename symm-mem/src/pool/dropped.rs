@@ -1,6 +1,6 @@
 //! The streams of dropped slices. A slice is a typed block that is bound to a stream
 //! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When a slice is dropped, its block is freed at once,
-//! although work on its stream may still use the block.
+//! although work on its stream may still use the block. So the next user of the memory must wait for that stream.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -37,7 +37,8 @@ impl DroppedOn {
         })
     }
 
-    /// Returns false if `stream` cannot wait for the other streams, because one of them or `stream` is capturing.
+    /// Returns false if `stream` cannot wait for the other streams of dropped slices, because one of them or `stream`
+    /// is capturing.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
         for other in self.others(stream) {
             if !does_not_capture(&other)? || !does_not_capture(stream)? {

@@ -29,7 +29,7 @@ use process_group::{
 use super::{attachments::Attachments, dropped::DroppedOn};
 use crate::agreement::PoolId;
 
-/// The segments and blocks that one pin keeps in place.
+/// The segments and blocks that one pin keeps allocated.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Used {
     segments: BTreeSet<u32>,
@@ -39,6 +39,7 @@ struct Used {
 /// The pins of captures and graphs.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
+    /// The number of the last pin.
     next: u64,
     /// Keyed by the number of the pin.
     used: BTreeMap<u64, Used>,
@@ -95,7 +96,8 @@ impl Pins {
     }
 }
 
-/// A pin that a graph and its executables own, or a declared capture. The drop of the value removes the pin.
+/// A pin. It is owned by a graph and its executables, or by a declared capture and then its
+/// [`GraphPin`](crate::GraphPin). The drop of this value removes the pin.
 #[derive(Debug)]
 pub(crate) struct GraphHold {
     pub(super) memory: Arc<Memory>,
@@ -160,7 +162,6 @@ impl Memory {
         memory
     }
 
-    /// The pool's identity.
     pub(crate) fn id(&self) -> PoolId {
         self.id
     }
@@ -170,12 +171,10 @@ impl Memory {
         self.context.as_ref()
     }
 
-    /// The streams of dropped slices.
     pub(crate) fn dropped_on(&self) -> &DroppedOn {
         &self.dropped_on
     }
 
-    /// The values that other modules keep with the segments, for example this rank's mappings of its peers' segments.
     pub(crate) fn attachments(&self) -> &Attachments {
         &self.attachments
     }

@@ -85,8 +85,8 @@ pub(crate) unsafe fn into_slice<T: Element>(
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // The block is placed already. If the streams were ordered before the block is placed, another thread could in
-    // between drop a slice of a further stream, and the block could get the memory of that slice.
+    // Order the streams only now that the block is placed. Otherwise another thread could drop a slice of a further
+    // stream between the two steps, and the block could get the memory of that slice.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

@@ -23,7 +23,7 @@ use crate::{
 
 /// An allocation that peers can map, and that belongs to no pool. Clones share the memory.
 ///
-/// The pages stay allocated while a handle on this rank or a peer's mapping exists.
+/// The pages stay allocated while a clone on this rank or a mapping of a peer exists.
 #[derive(Debug, Clone)]
 pub struct PeerMemory {
     pub(super) inner: Arc<Inner>,
@@ -176,8 +176,8 @@ impl PeerMemory {
         })
     }
 
-    /// Sets all bytes to zero, and blocks until this is done. Uses a stream of its own, because a wait for the whole
-    /// device would break a capture of another thread.
+    /// Sets all bytes to zero, and blocks until this is done. Uses a new stream and waits only for it, because a wait
+    /// for the whole device would invalidate a capture of another thread.
     pub(crate) fn clear(&self, context: &Context) -> Result<(), cuda_driver::Error> {
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;

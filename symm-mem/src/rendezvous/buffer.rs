@@ -43,7 +43,7 @@ impl Memory {
     }
 }
 
-/// The whole allocation of a buffer, which peers map.
+/// The whole allocation that contains a buffer. Peers map all of it.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
     /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
@@ -51,7 +51,7 @@ pub(crate) struct Allocation {
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
-    /// True if the memory belongs to a pool that a declared capture has frozen.
+    /// True if the memory belongs to a pool that a declared capture ([`PoolCapture`](crate::PoolCapture)) has frozen.
     pub(super) frozen: bool,
 }
 
@@ -110,7 +110,6 @@ impl Buffer {
         self.bytes
     }
 
-    /// The kind of device that the memory lies on.
     pub(crate) fn kind(&self) -> DeviceKind {
         self.memory.in_pool().map_or_else(PeerMemory::kind, |_| DeviceKind::Cuda)
     }
@@ -149,9 +148,9 @@ impl Buffer {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
-    /// Pins the segment for the graph that `stream` captures. The graph uses the peers' segments of the same number,
-    /// and all ranks retire these segments together. So the pin keeps the peers' segments mapped. Does nothing for
-    /// memory that is in no pool.
+    /// Pins this rank's segment for the graph that `stream` captures. All ranks retire their segments of the same
+    /// number together, or none does. So the pin also keeps the peers' segments mapped, which the graph uses. Does
+    /// nothing for memory that is in no pool.
     pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
         match self.memory.in_pool() {
             Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),

@@ -21,9 +21,9 @@ pub enum WindowPeersError {
         /// The rank, in the communicator.
         rank: usize,
     },
-    /// The error of NCCL. NCCL reports the addresses since release 2.29; an older release causes
-    /// [`CommError::Missing`]. [`rendezvous`](super::Rendezvous::rendezvous) also provides a buffer's [`PeerBuffers`],
-    /// and needs no particular release.
+    /// The error of NCCL. NCCL reports the addresses since release 2.29. An older release causes
+    /// [`CommError::Missing`]. [`rendezvous`](super::Rendezvous::rendezvous) also provides [`PeerBuffers`], and needs
+    /// no particular release of NCCL.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// The error of the driver.
@@ -49,14 +49,15 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Lets the launch of a captured kernel find this rank's buffer by the address of the array, to pin the buffer for
-    /// the graph. Dropped before the array is freed, because another array can then get its address.
+    /// Lets the launch of a captured kernel find this rank's buffer by the address of `array`, to pin the buffer for
+    /// the graph. Declared before `array`, so that this registration of the address is removed first: once `array` is
+    /// freed, another array can get its address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
-    /// The peers' memory that this rank has mapped. Unmapped after the array, which contains its addresses, is freed.
-    /// Empty for [`Origin::Window`].
+    /// The peers' memory that this rank has mapped. Empty for [`Origin::Window`]. Declared after `array`, so that the
+    /// array is freed before the memory at the addresses in it is unmapped.
     _mapped: Vec<Imported>,
 }
 
@@ -99,7 +100,7 @@ impl PeerBuffers {
         Ok(Self::new(communicator.context(), own, addresses, Origin::Window, Vec::new())?)
     }
 
-    /// `own` is the address and the length of this rank's memory.
+    /// `own` is the address of this rank's memory. `bytes` is the length of the memory of each rank.
     fn new(
         context: &Context,
         (own, bytes): (DevicePtr, usize),
@@ -145,9 +146,9 @@ impl PeerBuffers {
 /// allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
-    /// Identifies the mapping within the group, equal on all members. For a [`Rendezvous`](super::Rendezvous), the
-    /// number of the rendezvous that mapped the allocations. For a commit of a pool, the index of the segment in the
-    /// group's list of mapped segments.
+    /// A number that identifies the mapping within the group, equal on all members. A
+    /// [`Rendezvous`](super::Rendezvous) uses the number of the rendezvous that mapped the allocations. A commit of a
+    /// pool uses the number that the members gave the segment in the group's list of mapped segments.
     pub(crate) since: u64,
     pub(crate) buffers: Arc<PeerBuffers>,
 }

@@ -39,7 +39,7 @@ pub enum GroupInfoError {
     /// The registry ([`Groups`]) already has a group of this name.
     #[error("group {name:?} was set already, as rank {rank} of {ranks:?}; a group's information is set once")]
     AlreadySet {
-        /// The group.
+        /// The group's name.
         name: String,
         /// This rank's place in the group that was set.
         rank: usize,
@@ -86,14 +86,15 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two groups' names collide, both groups use the same keys in the store. The members then get
-        // an error if the two groups have different lists of ranks, or have made different numbers of rendezvous calls.
+        // If the hashes of two groups' names collide, both groups use the same keys in the store. If their lists of
+        // ranks differ, their agreements can then fail.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
-    /// Creates the information from its parts, without checks. See [`new`](Self::new) for the parts.
+    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` tells when the group has ended.
+    /// `None` means that nothing tells this.
     pub(crate) fn of_parts(
         (id, name): (GroupId, &str),
         rank: usize,
@@ -172,7 +173,7 @@ impl GroupInfo {
             ErrorKind::ExchangeRefused(refusal) => (true, refusal.is_of_the_missing()),
             _ => (false, false),
         };
-        // A missing member may have been killed. This call removes the sockets of killed processes.
+        // A missing member may have been killed. `sweep` removes the socket folders of killed processes.
         if is_of_the_missing {
             link::sweep();
         }

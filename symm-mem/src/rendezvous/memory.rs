@@ -55,8 +55,7 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// Creates the value for the members of `group`. `buffer` is this rank's buffer. `peers` has the addresses of the
-    /// allocations that contain the members' buffers.
+    /// `buffer` is this rank's buffer. `peers` has the addresses of the allocations that contain the members' buffers.
     pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
         Self { group, buffer, peers }
     }

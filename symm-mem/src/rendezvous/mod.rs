@@ -26,7 +26,7 @@
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
-//! | `pads`, `signals` | signals between ranks, and the order of operations on them |
+//! | `pads`, `signals` | the operations by which ranks signal each other over their signal pads, and their order |
 //! | `group` | [`GroupInfo`]: the required information on a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
@@ -147,7 +147,7 @@ pub(crate) struct Inner {
     /// store keys of this `Rendezvous`.
     life: u64,
     /// The number of the next rendezvous ([`Record::number`]). A call holds the lock until its rendezvous has ended, so
-    /// there is only one at a time.
+    /// this rank takes part in only one at a time.
     next: Mutex<u64>,
 }
 
@@ -312,7 +312,7 @@ impl Rendezvous {
             }
         };
         let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
-        // Drops the offer.
+        // This also drops the offer. After the agreement, no peer opens the offered memory.
         let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {

@@ -1,9 +1,13 @@
 //! A group's signal pads, and the operations that this rank has enqueued on them.
 //!
-//! Order of operations: a *slot* is one direction (signals to the peer, or waits for its signals), one peer and one
-//! channel. Operations on one slot run in the order in which this rank enqueued them, even on different streams. A
-//! barrier uses every slot of its channel. The pads order nothing else: different channels are independent, and so are
-//! waits and puts of one channel.
+//! Each rank has a signal pad: device memory that all ranks map, and into which the peers write their signals. The
+//! operations are those of [`SymmetricMemory`](super::SymmetricMemory): a put sends a signal to a peer, a wait consumes
+//! a signal of a peer, and a barrier does both with all peers.
+//!
+//! Order of operations: a *slot* is one direction (puts or waits), one peer and one channel. Operations on one slot run
+//! in the order in which this rank enqueued them, even on different streams. A barrier uses every slot of its channel.
+//! The pads order nothing else: different channels are independent, and so are waits and puts of one channel. Captured
+//! operations are not ordered by slot: only their graph orders them.
 //!
 //! The ranks cannot deadlock under two conditions:
 //! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
@@ -11,8 +15,6 @@
 //! - If a peer sends a signal only after an operation A of this rank has run, this rank must not enqueue its wait for
 //!   that signal before A on the stream of A. Otherwise neither completes: A runs only after the wait, the wait ends
 //!   only after the signal, and the peer sends the signal only after A.
-//!
-//! Only the graph orders captured operations.
 
 use std::{
     collections::HashMap,
@@ -42,7 +44,7 @@ struct Last {
     done: Arc<Event>,
 }
 
-/// This rank's pad, before it is shared.
+/// This rank's pad, and the record into which this rank's kernels write the first wait that exceeded its deadline.
 #[derive(Debug)]
 pub(crate) struct OwnPad {
     pub(crate) memory: PeerMemory,
@@ -50,8 +52,8 @@ pub(crate) struct OwnPad {
 }
 
 impl OwnPad {
-    /// Allocates and clears the pad of a group of `world` ranks, with the handle types `handles`, or, for `None`, with
-    /// all types that the driver grants.
+    /// Allocates and clears this rank's pad for a group of `world` ranks. The pad can be exported as handles of the
+    /// types `handles`. `None` means all types that the driver grants.
     pub(crate) fn make(
         context: &Context,
         world: usize,

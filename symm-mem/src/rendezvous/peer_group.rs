@@ -38,7 +38,6 @@ impl PeerGroup {
         self.pads.get().is_some()
     }
 
-    /// The pads of all members.
     pub(super) fn pads(&self) -> &Pads {
         // The members map the pads before other memory or together with it, so no `SymmetricMemory` exists without
         // pads.

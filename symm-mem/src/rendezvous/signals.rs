@@ -28,9 +28,9 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 impl SymmetricMemory {
     /// Returns the parameter by which kernels reach the memory of all ranks. [`Ranks::buffers`] has the start of each
     /// rank's allocation, and the buffer begins [`offset`](Self::offset) bytes after it. The addresses in the parameter
-    /// are valid until this handle is dropped.
+    /// are valid until all clones of this value are dropped.
     ///
-    /// A wait in a kernel lasts at most `deadline`, and at most 584 years.
+    /// A wait in a kernel lasts at most `deadline`, and at most 2^64 ns (584 years).
     #[must_use]
     pub fn ranks(&self, deadline: Duration) -> Ranks {
         let pads = self.group.pads();

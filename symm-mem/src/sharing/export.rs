@@ -71,7 +71,7 @@ impl Handle {
         matches!(self, Self::Virtual { fabric: Some(_), .. } | Self::Foreign { handle: Some(_), .. })
     }
 
-    /// The kind of device of foreign memory. `None` for memory of the CUDA driver.
+    /// The kind of device of foreign memory. `None` for all other memory.
     pub(crate) fn foreign_kind(&self) -> Option<&str> {
         match self {
             Self::Foreign { kind, .. } => Some(kind),

@@ -1,4 +1,4 @@
-//! Memory of the host that its processes share.
+//! Host memory that several processes of the host can share.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -11,26 +11,26 @@ use cuda_driver::{
 };
 use process_group::{error_text, link::SharedMemory};
 
-/// Memory of the host, accessible to the devices of this process. Other processes of the host can open it.
+/// Host memory that the devices of this process can access. Other processes of the host can open it.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     device: DevicePtr,
     /// Declared before `memory`, because it must be dropped first.
     _registration: RegisteredMemory<'static>,
     memory: SharedMemory,
-    /// By which other processes open the memory. `None` for memory that another process has created.
+    /// Other processes open the memory by this descriptor. `None` for memory that another process has created.
     descriptor: Option<OwnedFd>,
 }
 
 impl HostMemory {
-    /// Creates memory of `bytes` zeros.
+    /// Creates memory of `bytes` zero bytes.
     pub(crate) fn create(context: &Context, bytes: usize) -> Result<Self, String> {
         let created = SharedMemory::create(bytes);
         let (descriptor, memory) = created.map_err(|error| format!("shared host memory: {error}"))?;
         Self::register(context, memory, Some(descriptor)).map_err(|error| error_text(&error))
     }
 
-    /// Opens the memory of another process.
+    /// Opens the memory of another process by its file descriptor `memory`.
     pub(super) fn open(context: &Context, memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
         let memory = SharedMemory::open(memory, bytes)?;
         Self::register(context, memory, None).map_err(|error| error_text(&error))

@@ -11,7 +11,7 @@ use process_group::error_text;
 
 use super::{ForeignMemory, Handle, HostMemory, OpenedMemory};
 
-/// A whole allocation of this rank. Clones share the allocation and keep it alive.
+/// A whole allocation of a rank of this process. Clones share the allocation and keep it alive.
 #[derive(Debug, Clone)]
 pub(crate) enum Shareable {
     Virtual(PhysicalMemory),

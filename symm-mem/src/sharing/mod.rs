@@ -9,7 +9,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `site`, `export` | the data that a rank posts in its record: its location, and the handles of its memory |
-//! | `host` | memory of the host that its processes share |
+//! | `host` | host memory that several processes of the host can share |
 //! | `foreign` | memory of other kinds of devices, which other crates implement |
 //! | `memory` | memory that a rank can share, and a peer's memory that is open here |
 //! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |

@@ -83,7 +83,7 @@ impl Offer {
     }
 
     /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
-    /// arguments, the keys of the result, and the error are those of [`open`](super::open).
+    /// arguments, the keys of the result, and the error are those of [`open`](super::open()).
     pub(super) fn exchange_descriptors(
         &self,
         own: usize,

@@ -1,6 +1,7 @@
-//! The common part of a commit, a [rendezvous](crate::rendezvous::protocol) and an
-//! [exchange](crate::exchange::protocol). After the decision, each member opens the memory that the others share, and
-//! posts an [`Outcome`]. The members then judge all outcomes: all members succeed, or none.
+//! The common part of the agreements in which members open each other's memory: a commit, a
+//! [rendezvous](crate::rendezvous::protocol), an [exchange](crate::exchange::protocol), and the meeting in which
+//! [`direct`](crate::direct) shares its flag pages. After the decision, each member opens the memory that the others
+//! share, and posts an [`Outcome`]. The members then judge all outcomes: all of them keep the opened memory, or none.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -71,8 +72,9 @@ impl OpeningFailure {
     }
 }
 
-/// Implements the conversions of the failures that a rendezvous and an exchange have in common, for the type
-/// `$refusal` of their refusals. `$timeout` and `$failed` are the variants that have different names in the two types.
+/// Implements conversions to the type `$refusal`: from `OpeningFailure`, and from the failure of an agreement. Also
+/// implements its method `is_of_the_missing`. `$refusal` is the type of the refusals of a rendezvous or of an exchange.
+/// `$timeout` and `$failed` are the variants that have different names in these two types.
 macro_rules! sharing_refusal {
     ($refusal:ident, $timeout:ident, $failed:ident) => {
         impl From<$crate::sharing::OpeningFailure> for $refusal {

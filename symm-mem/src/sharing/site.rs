@@ -47,7 +47,7 @@ pub struct Site {
     pub process: u64,
     /// The UUID of the rank's device.
     pub device: Uuid,
-    /// The UUIDs of the devices that this process sees but the rank's device cannot access.
+    /// The UUIDs of the devices that the rank's process sees but the rank's device cannot access.
     pub unreachable: Vec<Uuid>,
     /// The endpoint of the listener from which processes of the same host fetch file descriptors
     /// ([`process_group::link`]). Empty if the rank has no listener for this agreement.

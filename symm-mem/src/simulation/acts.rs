@@ -1,5 +1,5 @@
-//! Executes the programs of ranks. This file executes the actions that need no other rank. For all other actions, it
-//! calls `meetings` or `plans`, which begin a meeting.
+//! Executes the actions of ranks' programs. `plans` has the actions of exchanges. `meetings` has those of commits,
+//! retirements and rendezvous.
 
 use caching_alloc::core::SegmentMemory;
 use process_group::group::GroupId;
@@ -131,8 +131,8 @@ impl World {
     }
 
     /// Creates a group on a rank, and joins its communicator. If the rank already has the group, aborts the rank's old
-    /// communicator. The new group then has the next epoch if `epoch` is true. Else it is a new [life](Life) of the
-    /// group in the same epoch, and continues the count of its commits.
+    /// communicator first. If `epoch` is true, the new group has the next epoch. If `epoch` is false, the new group has
+    /// the same id, is the next [life](Life) of this id, and continues the count of the group's commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let state = &mut self.ranks[rank as usize];
@@ -204,8 +204,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that all members have registered the same segments as `own` in window `serial`, and that `rank` reaches
-    /// the memory of the next member through this window.
+    /// Checks that all members that have not left have registered the same segments as `own` in window `serial`, and
+    /// that `rank` reaches the memory of the next member through this window.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

@@ -1,7 +1,7 @@
 //! A rank's communicators, which are those of gpu-sim's NCCL.
 //!
-//! A call that waits for other ranks runs in a coroutine. [`settle`] runs all coroutines until each has ended or waits,
-//! so the order of the ranks' calls is that of the simulation's events.
+//! A call that waits for other ranks runs in a coroutine. After the simulation has begun such calls, it runs
+//! [`settle`]. So the calls of one event run before those of the next event.
 
 use std::{
     ffi::{c_int, c_void},
@@ -19,10 +19,9 @@ use nccl_sys::{Api, Version, ncclComm, ncclComm_t, ncclUniqueId, ncclWindow_t};
 
 use super::violation::Violation;
 
-/// Memory registered by `ncclCommRegister`.
+/// NCCL's handle of memory that `ncclCommRegister` has registered.
 pub(super) type Registration = *mut c_void;
 
-/// One rank's communicator.
 #[derive(Debug)]
 pub(super) struct Communicator {
     api: Api,
@@ -74,8 +73,9 @@ impl Communicator {
         self.handle as ncclComm_t
     }
 
-    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When the call ends,
-    /// calls `end` with the handles of the windows, in the order of `memory`, or with a description of NCCL's error.
+    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When NCCL has registered
+    /// the windows, `end` gets their handles, in the order of `memory`. If NCCL fails, `end` gets a description of its
+    /// error.
     pub(super) fn register(
         &self,
         memory: Vec<(u64, u64)>,

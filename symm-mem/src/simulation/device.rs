@@ -26,11 +26,12 @@ use super::{
 };
 use crate::sharing;
 
-/// The memory of each simulated device in bytes. It is more than any run allocates. It cannot be much larger: a pool
-/// with adjacent segments reserves an address range of the size of its device's memory, and the reservations of 64
-/// devices must fit into the address space of gpu-sim. To let allocations fail, a `LimitingSource` limits the pools of
-/// each rank to fewer bytes, and counts only their own allocations. NCCL also allocates memory of the device, but
-/// leaves enough for the pools to reach their limit.
+/// The memory of each simulated device in bytes, more than any run uses. To test failing allocations, a
+/// `LimitingSource` limits the pools of each rank to fewer bytes. It does not count the memory that NCCL allocates on
+/// the device.
+///
+/// A pool with adjacent segments reserves an address range as large as its device's memory. So this value cannot be
+/// much larger: the reservations of up to 63 ranks must fit into the address space of gpu-sim.
 const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
@@ -80,7 +81,6 @@ impl Devices {
         Ok(Device { context, source, releases: Mutex::default() })
     }
 
-    /// Returns NCCL for these devices.
     pub(super) fn library(&self) -> Library {
         Library::new(self.nccl.clone())
     }
@@ -176,7 +176,8 @@ impl Device {
         sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
     }
 
-    /// Fails if memory of this source, which belongs to `rank`, is still allocated, or if a release has failed.
+    /// Fails if memory of this source is still allocated, or if a release has failed. The error names `rank`, the owner
+    /// of the source.
     pub(super) fn check_released(&self, rank: u32) -> Result<(), Violation> {
         let (live, wrong) = (self.source.allocated(), self.wrong());
         ensure!(live == 0 && wrong.is_none(), "rank {rank} leaves {live} bytes of device memory: {wrong:?}");

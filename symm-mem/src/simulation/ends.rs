@@ -25,14 +25,16 @@ use crate::{
     membership::{GroupState, commit::Done, lock},
 };
 
-/// The description of a store failure. At the end of each meeting, the simulation passes it to the pool. The pool uses
-/// it in its error if the meeting has ended because the store failed.
+/// The description of a store failure. The simulation passes it to the pool at the end of each commit, agreement on
+/// plain registration and retirement. The pool uses it in its error if the meeting has ended because the store failed.
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
-    /// Ends the rank's meeting: passes the result `said` to the pool, checks and records it, removes the keys `read`
-    /// from the store, and schedules the next action. If a commit leaves segments without windows, registers them and
-    /// begins the agreement on this registration. The end of that agreement then schedules the next action.
+    /// Ends the rank's meeting: passes the result `said` to the pool, checks and records it, removes keys from the
+    /// store, and schedules the next action. The keys are `read` (see [`Want::Done`](super::work::Want::Done)), and
+    /// those that earlier meetings of the same kind may have left. If a commit leaves segments without windows,
+    /// registers them plainly and begins the agreement on this registration. The end of that agreement then schedules
+    /// the next action.
     pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
@@ -108,8 +110,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Checks that the new segments have the agreed state. Returns the number of new segments
-    /// that are left for plain registration: all of them if the commit found that windows are unsupported, else 0.
+    /// Ends a commit on a rank. Checks that the committed segments have the agreed state. Returns how many of them are
+    /// left for plain registration: all if the commit found that windows are unsupported, else 0.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -127,7 +129,7 @@ impl World {
         let memberships = state.pool_of(kind).memberships();
         let lost = Some(LOST.to_owned());
         let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
-        // If a commit of the second pool has failed, the first pool goes on to use the communicator.
+        // If the group is poisoned only for the second pool, the first pool still uses the communicator.
         if group_state.log.poison().is_some() && !matches!(kind, Kind::Second(_)) {
             self.library.leave(life, rank)?;
         }

@@ -65,7 +65,8 @@ pub(super) struct ExchangePlan {
     pub(super) generation: u64,
     pub(super) slots: Range<usize>,
     pub(super) peers: Vec<u32>,
-    /// The peer's end of each transfer: its memory and its slot. Empty if the exchange has failed on this rank.
+    /// The peer's end of each transfer of this rank: the peer's memory and slot. Empty if the exchange has failed on
+    /// this rank.
     pub(super) routes: Vec<Route>,
     /// The peers' memory that the transfers access.
     pub(super) imports: Open<Import>,
@@ -97,9 +98,10 @@ pub(super) struct Exchanges {
     pub(super) plans: BTreeMap<u64, Named>,
     pub(super) handles: Handles<Import>,
     pub(super) slots: Slots,
-    /// The closed plans whose memory and slots peers may still access.
+    /// The plans that this rank has closed, or whose exchange has failed on it, while peers may still access the memory
+    /// and slots that it lends for them.
     pub(super) leases: Vec<(ExchangePlan, Lease)>,
-    /// The closed plans whose leases have expired before all peers had closed the plan.
+    /// The plans whose leases have expired before all peers had closed the plan.
     pub(super) quarantine: Vec<ExchangePlan>,
 }
 

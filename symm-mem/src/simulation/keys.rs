@@ -13,8 +13,10 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     pub(super) repeated: BTreeSet<String>,
-    /// The last meeting of each pool and purpose in which all members took part. The name of a meeting ends with its
-    /// number among the meetings of the same pool and purpose. This maps the rest of the name to that number.
+    /// The last meeting of each pool and purpose that has succeeded, so that all members took part in it. The purpose
+    /// is the retirement of segments, an agreement on a length, or a commit for one group. The name of a meeting
+    /// consists of its domain, pool and purpose, and a number. The key of this map is the name without the number, and
+    /// the value is the number.
     met: BTreeMap<String, u64>,
 }
 

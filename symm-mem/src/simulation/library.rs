@@ -44,8 +44,8 @@ impl fmt::Display for Life {
 pub(super) struct Extent {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// A hash of all requests to the rank's pool until the segment was created. For a window of several segments, a
-    /// hash of their identities and sizes.
+    /// A hash of all operations of the rank's pool up to the one for which the pool created the segment. For a window
+    /// of several segments, a hash of their identities and sizes.
     pub(super) identity: u64,
 }
 
@@ -112,8 +112,8 @@ pub(super) struct EndedCall {
     pub(super) serials: Result<Vec<u64>, String>,
 }
 
-/// The window registrations that have ended: the member's group and rank, the index of the call in [`Side::calls`], and
-/// the handles of the windows, or a description of NCCL's error.
+/// The calls that have ended since [`Library::returned`] last took them: the member's group and rank, the index of the
+/// call in [`Side::calls`], and the handles of the windows, or a description of NCCL's error.
 type Ends = Arc<Mutex<Vec<(Life, u32, usize, Result<Vec<usize>, String>)>>>;
 
 /// All communicators of all groups, and the record of their registrations.
@@ -357,9 +357,9 @@ impl Library {
         }
     }
 
-    /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, if there is one, and the
-    /// member that has them registered. For a plain registration, this member is `rank`. For a window, it can be any
-    /// member, because each member's window maps the memory of all members.
+    /// If a communicator can still access the `bytes` bytes at `address` of `rank`, returns its group, and the member
+    /// whose registration gives the access. For a plain registration, this member is `rank`. For a window, it can be
+    /// any member, because each member's window maps the memory of all members.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
             // If the rank has left, its registrations have ended.

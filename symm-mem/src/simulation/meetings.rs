@@ -242,8 +242,8 @@ impl World {
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // These four changes are to values that the name of the meeting contains. So the rank meets no other rank,
-            // and its meeting gets an epoch that no other meeting has.
+            // These four changes also change the name of the meeting. So the rank meets no other rank. The meeting gets
+            // an epoch that no other meeting has, so that the oracle does not compare it with those of other ranks.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -269,8 +269,11 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Maps the memory that the members offer in `records`, and reads the identity of the memory through each mapping.
-    /// Schedules the outcome as an answer to the rank's state machine. The outcome is `Alone` if a member is dead.
+    /// Maps the segments that the members offer in `records`, and reads through each mapping the identity that the
+    /// member has written to the segment. A persistent allocation has no memory in the simulation, so its identity is
+    /// taken from the offer. Schedules the outcome and the identities as an answer to the rank's state machine. If a
+    /// member is dead or has ended its meeting, it offers no memory any more. The outcome is then `Alone`, unless the
+    /// trouble prevents mapping.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
@@ -291,7 +294,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns the outcome of mapping the memory of peers, of which the ranks `gone` are dead.
+    /// Returns the outcome of mapping the memory of peers. The peers `gone` offer no memory any more.
     pub(super) fn mapping_outcome(&self, rank: u32, gone: Vec<u32>) -> sharing::Outcome {
         match self.scenario.trouble_of(rank) {
             Trouble::CannotMap => sharing::Outcome::Failed { cause: "no addresses".to_owned() },

@@ -12,7 +12,8 @@
 //! All files use these terms:
 //!
 //! - *Trouble*: the fault, or the difference between ranks, of a run.
-//! - *Culprit*: the rank that the trouble concerns. A few troubles, such as a dead store, do not concern one rank.
+//! - *Culprit*: the rank that the trouble concerns. The seed always draws one. A few troubles, such as a dead store, do
+//!   not depend on it.
 //! - *Meeting*: one run of an agreement among ranks, such as that of a commit or of a rendezvous.
 //! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
 //!   groups. They may also retire segments, or run a rendezvous or an exchange.
@@ -43,7 +44,7 @@
 //! The simulation leaves out two things. The tests in `tests/end_to_end/embedded` cover them: they run production code
 //! on gpu-sim, with a thread for each rank. First, collectives and messages transfer no data: the simulation only
 //! counts them. Second, the code that connects the state machine of a meeting to NCCL and the store in production (such
-//! as `membership/commit/driver.rs`) does not run: `store` and `meetings` take its place.
+//! as `membership/commit/member.rs`) does not run: `store` and `meetings` take its place.
 
 mod acts;
 mod communicator;

@@ -52,7 +52,8 @@ pub(super) struct Link {
 pub(super) struct Finished {
     pub(super) asked: Asked,
     /// The outcome of the call, or the failure of the greeting. The outer `Option` is `None` if the greeting has
-    /// succeeded: the call of the request has not begun yet.
+    /// succeeded: the call of the request has not begun yet. The inner one is `None` if the call has succeeded, and
+    /// calls of this kind have no reply.
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 
@@ -207,7 +208,8 @@ impl Network {
         piece.map_or_else(|| Ok(Vec::new()), |piece| self.step(server::Input::Received(id, &piece), now))
     }
 
-    /// Passes an input to the server, and lets it finish its work.
+    /// Passes an input to the server, and then ticks until the server has nothing more to do at this time. Returns the
+    /// bytes that the server sends.
     fn step(&mut self, input: server::Input<'_>, now: Duration) -> Result<Vec<Sent>, Violation> {
         let mut sent = Vec::new();
         let mut outputs = self.server.step(input, now);
@@ -257,7 +259,7 @@ impl Network {
 
     /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and for some
     /// requests that ranks make in production, such as the removal of keys. A request fails if it would end the wait of
-    /// a rank's request: the answer to that rank takes time to travel.
+    /// a rank's request, because the answer to that rank must take simulated time.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }

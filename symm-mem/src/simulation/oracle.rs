@@ -76,8 +76,8 @@ impl World {
                 | Trouble::Killed(_)
         );
         // Under these troubles, a rank has lost the store, or numbers its meetings differently from its peers. Other
-        // ranks wait very long for it, and so come late to the last commits of all their groups. Nothing is checked
-        // here.
+        // ranks wait very long for it, and so come late to the last commits of all their groups. So any last commit may
+        // fail.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -333,13 +333,13 @@ impl World {
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
-    /// `patience` after the first rank, or later. `patience` is the time that members wait for each other. A rank can
-    /// also be late without a trouble: with a slow store, a rank with few groups begins a meeting long before the
-    /// others.
+    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
+    /// meeting about `patience` after the first rank, or later. `patience` is the time that members wait for each
+    /// other. A rank can also be late without a trouble: with a slow store, a rank with few groups begins a meeting
+    /// long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
-        // The other ranks need a few messages to see that a rank has come.
+        // The other ranks need up to 8 messages to see that a rank has come. Each message takes up to `slowest` µs.
         let messages = 8 * self.scenario.slowest;
         let late = |it: &&Ended| {
             let deadline = Duration::from_micros(it.span.deadline);

@@ -72,9 +72,8 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// Changes the culprit's record so that it does not fit the records of its peers. The number in
-/// [`Trouble::ExchangesOtherwise`] is `how`, which selects the change. Some changes have no effect if the record has no
-/// transfers.
+/// Changes the culprit's record so that it does not fit the records of its peers. `how`, the number in
+/// [`Trouble::ExchangesOtherwise`], selects the change. Some changes have no effect on a record without transfers.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.plan.push('x'),
@@ -164,8 +163,8 @@ impl World {
         self.begin(rank, Work::Exchange { machine, exchanging: Box::new(exchanging) }, meeting, deadline)
     }
 
-    /// Opens the memory that peers lend for the agreed plan, as far as the rank has not opened it yet. Returns the
-    /// outcome.
+    /// Opens the memory that peers lend for the agreed plan, except memory that is already open on the rank. Returns
+    /// the outcome.
     pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Result<Outcome, Violation> {
         let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
             return Ok(Outcome::Failed { cause: "it is none of them".to_owned() });
@@ -252,7 +251,8 @@ impl World {
     }
 
     /// Simulates the transfers of one of the rank's plans with this name: the oldest one if `former` is true, else the
-    /// newest. For each transfer, reads the number at the start of the peer's memory, and copies no data.
+    /// newest. Copies no data. If the rank is the copier of a transfer, it reads the number at the start of the
+    /// lender's memory.
     ///
     /// Checks that the rank admits the transfers exactly if the plan has the last agreed generation of its name. Checks
     /// that admitted transfers use slots that the peer has lent for this plan, and memory that the peer still lends.

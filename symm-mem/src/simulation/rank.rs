@@ -33,8 +33,9 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Returns two stores. Each rank creates a domain in each of them. The rank's pools belong to the domain in the first
-/// store. The domain in the second store only supplies the pool id [`Rank::twin`].
+/// Returns two stores in which the ranks create their domains. All other requests to a store go to that of `network`.
+/// Each rank creates a domain in each of the two stores. The rank's pools belong to the domain in the first store. The
+/// domain in the second store only supplies the pool id [`Rank::twin`].
 ///
 /// In production, a domain draws its instance number at random and writes it to the store. Here the stores already
 /// contain instance numbers that are drawn from the seed, so that each run of a seed has the same numbers.
@@ -53,9 +54,9 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// The number of the next commit of the rank's pool for the group. A commit that the rank skips by [`Action::Skip`]
-    /// is counted too. If the group is created again (a new [life](Life)), the count goes on in the same epoch, and
-    /// begins at 0 in a new epoch.
+    /// The number of the next commit of the rank's [first pool](Rank::pool) for the group. A commit that the rank skips
+    /// by [`Action::Skip`] is counted too. If the rank creates the group again, the count goes on in the same epoch,
+    /// and begins at 0 in a new epoch.
     pub(super) commits: u64,
     /// Like `commits`, but counts the commits of the rank's [second pool](Rank::second).
     pub(super) seconds: u64,
@@ -63,20 +64,22 @@ pub(super) struct Membership {
     pub(super) meetings: u64,
     /// The number of times that the rank has created the group with this id, see [`Life`].
     pub(super) life: u64,
-    /// The number of collectives that the rank has enqueued.
+    /// The number of collectives that the rank has enqueued on the group. The count goes on if the rank creates the
+    /// group again, also in a new epoch.
     pub(super) collectives: u64,
-    /// For each peer, the number of messages sent to it and the number of messages received from it.
+    /// For each peer, the number of messages sent to it and the number of messages received from it, counted like
+    /// `collectives`.
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
-    /// A reference to the pool's memory. The rank holds it from its first attempt to register segments with the group's
-    /// communicator until the communicator has ended.
+    /// A reference to the pool's memory, so that dropping the pool does not free memory that the group's communicator
+    /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
     pub(super) kept: Option<Arc<Memory>>,
-    /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous (counted by
-    /// `meetings`), and the identities of the mapped segments or persistent allocations.
+    /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
+    /// the mapping (counted by `meetings`), and the identities of the mapped segments or persistent allocations.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
 impl Membership {
-    /// The state of a group that the rank has created for the first time.
+    /// Returns the state of a group that the rank has created for the first time.
     pub(super) fn new(uid: u64, members: Vec<u32>) -> Self {
         Self {
             id: GroupId { uid, epoch: 0 },
@@ -213,7 +216,7 @@ pub(super) struct Rank {
     /// number.
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
-    /// See [the terms](super).
+    /// The token of the last request of the rank's meeting, see [the terms](super).
     pub(super) token: u64,
     /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
@@ -339,9 +342,9 @@ impl Rank {
         used.find(|used| used.start < bytes.end && bytes.start < used.end).cloned()
     }
 
-    /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member is dead.
-    /// In an agreement on a length, a rank never stops for this reason. In a retirement, it stops for this reason only
-    /// before it begins to deregister.
+    /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member of one
+    /// of the meeting's groups is dead. An agreement on a length has no groups, so this function returns false for it.
+    /// A retirement has groups, but the rank stops waiting only before it begins to deregister.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group = |uid| self.groups.get(&uid).is_some_and(|it| it.members.contains(&reported_dead));
@@ -441,7 +444,7 @@ impl Rank {
 }
 
 /// Returns the operations of a pool's log from number `since` on. The numbers of an operation are its kind, its size in
-/// bytes, and its placement: segment ordinal and byte offset, both `u64::MAX` if the operation placed no block.
+/// bytes, and its placement: segment ordinal and byte offset, both `u64::MAX` if the operation is a failed request.
 fn history(arena: &SymmetricArena, since: u64) -> impl Iterator<Item = [u64; 4]> {
     let log = arena.log();
     (since..log.state().length).filter_map(|number| log.operation(number)).map(|it| {

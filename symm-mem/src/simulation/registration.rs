@@ -1,5 +1,5 @@
-//! The ranks' registrations with the library: windows, which all members of a group register together, and plain
-//! registrations, which each rank makes alone.
+//! The ranks' registrations with the library (NCCL): windows, which all members of a group register together, and plain
+//! registrations (`ncclCommRegister`), which each rank makes alone.
 
 use std::time::Duration;
 

@@ -16,12 +16,14 @@ use bootstrap::{
 
 use super::violation::Violation;
 
-/// A request of a rank.
+/// A request of a rank to the store.
 #[derive(Debug, Clone)]
 pub(super) enum StoreRequest {
     /// Sets a key that only this rank writes.
-    Set { key: String, value: Vec<u8> },
-    /// A request of an agreement.
+    Set {
+        key: String,
+        value: Vec<u8>,
+    },
     Agreement(agreement::Request),
 }
 

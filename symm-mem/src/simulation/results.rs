@@ -78,7 +78,7 @@ pub(super) struct Ended {
     pub(super) rank: u32,
     pub(super) span: Span,
     pub(super) said: Said,
-    /// A time on the simulation's clock in µs.
+    /// The time of the end on the simulation's clock in µs.
     pub(super) ended: u64,
     /// The number of operations in the log of the rank's first pool when the meeting began.
     pub(super) history: u64,
@@ -98,8 +98,8 @@ pub(super) struct Used {
     pub(super) way: Way,
 }
 
-/// How a collective accesses a block: at a byte offset in the window with this serial number, through a plain
-/// registration, or without either.
+/// How a collective accesses a block: at a byte offset in the window with this serial (the number of windows that the
+/// communicator had registered before), through a plain registration, or without either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -173,7 +173,7 @@ impl Said {
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
             // The last repetition of a failed request comes up to `RETRY_INTERVAL` (50 ms) after the rank's time limit
-            // for repeating it.
+            // for repeating it. The other 50 ms are more than the messages of this repetition take.
             Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             Said::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,

@@ -11,9 +11,10 @@ use crate::agreement::WindowSupport;
 /// The normal deadline of a meeting, counted from its begin on each rank.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// Under [`Trouble::ShortDeadline`], the deadline of meetings on all ranks except the culprit, in place of
-/// [`DEADLINE`]. Commits of the second pool keep their deadline. All members, also the culprit, derive the time limit
-/// of a registration from the longest deadline among them. From this deadline they get a limit of 75 s. Under this
-/// trouble, the culprit's registrations begin up to 30 s late, so they end within the limit.
+/// [`DEADLINE`]. Commits of the second pool, and the commits at the end of the program, keep their deadlines.
+///
+/// This deadline gives the culprit time for registrations that begin up to 30 s late under this trouble: the time limit
+/// of a registration, on all members, is 3/16 of the longest deadline among them, which is 75 s.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
@@ -47,8 +48,8 @@ pub(super) enum Action {
         last: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
-    /// same numbers as on the other members. In production, a `PoolScope` skips a commit in this way if the pool has no
-    /// new segments.
+    /// same numbers as on the other members. In production, `PoolScope::finish` skips a commit in this way if the pool
+    /// needs none.
     Skip {
         group: u64,
     },
@@ -91,7 +92,8 @@ pub(super) enum Action {
         nth: u64,
         count: u64,
     },
-    /// Runs a rendezvous of the group, in which the members map each other's memory of `what`.
+    /// Runs a rendezvous of the group, in which each member offers its memory `what`, and maps the offers of the
+    /// others.
     Meet {
         group: u64,
         what: Subject,
@@ -232,7 +234,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the bytes of memory of the device of `rank`.
+    /// Returns the memory in bytes that the pools of `rank` can use.
     pub(super) fn memory(&self, rank: u32) -> u64 {
         if self.trouble_of(rank) == Trouble::Exhausted { self.least } else { self.capacity }
     }
@@ -577,8 +579,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the actions at the end of the programs: commits of all groups, collectives, and the end of the exchanges.
-    /// If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a member.
+    /// Writes the actions at the end of the programs: commits of all groups, collectives, and the closing of the
+    /// exchanges. If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a
+    /// member.
     fn last(&mut self) {
         let dies = matches!(self.trouble, Trouble::Killed(_));
         for rank in 0..self.programs.len() {

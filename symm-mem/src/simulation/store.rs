@@ -118,7 +118,7 @@ impl World {
     fn called(&mut self, Finished { mut asked, outcome }: Finished) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
-            // A new connection begins with a greeting, which has ended now. The request makes its first call next.
+            // A new connection begins with a greeting, which has ended now. The request can make its next call.
             None => {}
             Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),

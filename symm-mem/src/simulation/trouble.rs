@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::random::Random;
-use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
+use crate::agreement::{ACTION_FLOOR, OUTCOME_FLOOR};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
@@ -124,7 +124,7 @@ impl Trouble {
             1 + random.below(scale)
         };
         // Draws a time in ms. With the three upper limits, there are times that are shorter than the least time limit
-        // of a vote, `VOTE_FLOOR` (5 s), and times that are longer than that of an action, `ACTION_FLOOR` (10 s).
+        // of a vote, `OUTCOME_FLOOR` (5 s), and times that are longer than that of an action, `ACTION_FLOOR` (10 s).
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -203,13 +203,13 @@ impl Trouble {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if the trouble can [silence](Self::silences) a rank for at least `VOTE_FLOOR`. After a decision,
+    /// Returns true if the trouble can [silence](Self::silences) a rank for at least `OUTCOME_FLOOR`. After a decision,
     /// the other members wait at least this long for the rank's outcome. `Stopped` silences its rank for the time in ms
     /// that it contains. For the other silencing troubles, the function always returns true. For `CutOff`, the time
     /// does not matter: the oracle does not compare results with `CutOff` and `StoreDies`, so it never uses this value.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
-            Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
+            Self::Stopped(_, ms) => Duration::from_millis(ms) >= OUTCOME_FLOOR,
             _ => self.silences(),
         }
     }

@@ -1,5 +1,5 @@
-//! Under [`Trouble::OtherProtocol`], the culprit plays a rank whose release of this crate uses a protocol version that
-//! is one higher than that of the other ranks.
+//! Under [`Trouble::OtherProtocol`], the culprit behaves like a rank whose release of this crate uses a protocol
+//! version that is one higher than that of the other ranks.
 
 use bootstrap::agreement::{Answer, Request};
 

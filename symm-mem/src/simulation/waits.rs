@@ -1,4 +1,7 @@
 //! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain.
+//!
+//! In a *circle of waits*, each rank waits in a meeting for another rank of the circle, which waits in a different
+//! meeting. So none of the waits can end by itself.
 
 use std::collections::BTreeSet;
 
@@ -54,9 +57,10 @@ impl World {
     }
 
     /// Returns true if a timeout with this circle of waits is the right error for the ranks `told`. Returns false if
-    /// they should have got `Refusal::GenerationMismatch` instead: if the ranks of the circle wait in different
-    /// generations of the domain, or if the culprit has created an extra domain and waits alone, and the circle
-    /// contains no rendezvous and no exchange.
+    /// they should have got `Refusal::GenerationMismatch` instead, in one of two cases:
+    /// - The ranks of the circle wait in different generations of the domain.
+    /// - The trouble is [`Trouble::ExtraDomain`], `told` contains only the culprit, and the circle contains no
+    ///   rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));

@@ -101,8 +101,7 @@ pub(super) enum Work {
     Plain {
         machine: Box<Machine<RegistrationProtocol>>,
         unregistered: Unregistered,
-        /// Before this meeting, the rank tries to register all segments by `ncclCommRegister`. True if this has
-        /// succeeded.
+        /// True if the rank has registered all segments by `ncclCommRegister`. The rank tries this before the meeting.
         registered: bool,
     },
     Retire {
@@ -134,7 +133,7 @@ pub(super) enum Work {
     },
 }
 
-/// The answer to a [request](Want) of a state machine.
+/// The answer to a [request](Want) of a state machine. `Start` answers no request: it begins the meeting.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
     Start,
@@ -160,7 +159,9 @@ pub(super) enum Want {
     /// operation that differs. The plan asks for hashes of this rank's log, or for one operation.
     Search(Plan),
     /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
-    /// shares the window of the segment before it.
+    /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
+    /// clock, it counts as blocked. It can fail earlier, when the value of `verdict_key` in the store says that the
+    /// group is dead.
     Register {
         segments: usize,
         joined: Vec<u32>,

@@ -65,8 +65,8 @@ pub(super) struct RendezvousMemory {
     /// A number that must be equal on all members of a rendezvous that succeeds: the [identity](Extent::identity) of
     /// the offered segment, or the id of the persistent allocation.
     pub(super) identity: u64,
-    /// The memory of the segment. Its first bytes contain `identity`, so that a peer that maps it can check it. `None`
-    /// for a persistent allocation, which the simulation does not allocate.
+    /// The memory of the segment. It begins with `identity`, so that a peer can check that it has mapped the right
+    /// memory. `None` for a persistent allocation, which the simulation does not allocate.
     pub(super) memory: Option<PhysicalMemory>,
 }
 
@@ -308,8 +308,8 @@ impl World {
         }
     }
 
-    /// Counts a [step](super) of the rank. If the trouble kills, stops or cuts off the rank at this step,
-    /// applies it. Returns false if the rank dies.
+    /// Counts a [step](super) of the rank. If the trouble kills, stops or cuts off the rank at this step, does so.
+    /// Returns false if the rank dies.
     pub(super) fn strike(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
         self.stepped = Some(rank);
@@ -345,9 +345,7 @@ impl World {
     }
 
     /// Records the state of the world after a step of `rank`. The number of distinct states shows how much the runs
-    /// cover. A state consists of the kind of trouble and of the codes of all ranks, in any order. The
-    /// [code](Rank::code) of a rank contains its meeting and request, and flags: whether the rank is dead, has lost the
-    /// store, has a capture, has graphs, and has a poisoned group.
+    /// cover. A state consists of the kind of trouble and of the [codes](Rank::code) of all ranks, in any order.
     fn visit(&mut self, rank: u32) {
         self.codes[rank as usize] = self.ranks[rank as usize].code();
         let mut ranks = self.codes.clone();

@@ -102,7 +102,7 @@ impl SymmetricPool {
         self.memory.id()
     }
 
-    /// The ranks that make the same sequence of requests.
+    /// The pool's domain: the ranks that must make the same requests of this pool.
     pub fn domain(&self) -> &Domain {
         self.memberships.domain()
     }

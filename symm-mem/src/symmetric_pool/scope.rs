@@ -66,11 +66,11 @@ impl<'a> PoolScope<'a> {
     /// A member that has made other requests may skip a commit that the others do not skip. The others then wait until
     /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. Each member numbers
     /// its commits for the group, and counts the skipped commit too. So the next commit has the same number on all
-    /// members, and they meet again. That commit compares all requests and reports the first difference. If the member
-    /// begins its next commit while the others still wait in the earlier one, both commits fail with a `SyncTimeout`
-    /// that lists the circle of ranks that wait for each other, and the commit after them reports the difference. Until
-    /// then, collectives on different windows or offsets are detected: the members compare a hash of each collective,
-    /// which contains the positions of the collective's buffers in windows.
+    /// members, and all take part in it. That commit compares all requests and reports the first difference. If the
+    /// member begins its next commit while the others still wait in the earlier one, both commits fail with a
+    /// `SyncTimeout` that lists the circle of ranks that wait for each other, and the commit after them reports the
+    /// difference. Even before a commit reports the difference, the members detect collectives on different windows or
+    /// offsets: they compare a hash of each collective, which contains the positions of its buffers in windows.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or

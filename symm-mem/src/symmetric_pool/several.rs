@@ -19,8 +19,8 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     order
 }
 
-/// Commits several pools for several groups: each pair of a pool and a group in `commits` is one commit. For a rank
-/// that is in several groups, or a thread that drives several ranks.
+/// Commits several pools for several groups: each pair of a pool and a group in `commits` is one commit. Use this
+/// function if a rank is in several groups, or if a thread drives several ranks.
 ///
 /// The rank of a commit is the rank of its pool's domain. The commits of one rank run one after the other, in ascending
 /// order of the group ids and, for the same group, of the pool ids. The commits of different ranks run in parallel, on

@@ -9,15 +9,15 @@ use super::super::hash::chain;
 /// The end of an agreement on one rank.
 pub(super) struct Ended<P: Protocol> {
     pub(super) result: Result<P::Agreed, Ending<P>>,
-    /// The plan of the rank's last action.
+    /// The plan of the rank's last action, or `None` if it began none.
     pub(super) last: Option<P::Plan>,
     /// The time at which the rank got the result.
     pub(super) at: Duration,
 }
 
-/// Runs the agreement of these members: `machines[n]` is that of rank n. `seed` determines the order of the ranks'
-/// steps. `victim`, if there is one, is a rank and the number of the step, from 0, before which it dies. `act` executes
-/// the action with a plan. It gets the rank, the plan, the deadline of the action, and the time, which it may increase.
+/// Runs an agreement. `machines[n]` is the state machine of rank n. `seed` determines the order of the ranks' steps.
+/// `victim`, if there is one, is a rank and the number of its step, from 0, before which it dies. `act` executes the
+/// action of a plan. It gets the rank, the plan, the deadline of the action, and the time, which it may increase.
 /// Returns how the agreement ended on each rank, `None` for a rank that died.
 pub(super) fn drive<P: Protocol>(
     mut machines: Vec<Agreement<P>>,

@@ -120,7 +120,8 @@ fn a_rank_that_another_process_has_taken_is_in_doubt() {
     assert_eq!(retired, Err(doubt.clone()));
     assert_eq!(length_ending(Common::Failed(taken(0)), &member), doubt);
     assert!(doubt.doubt(0, None).is_some() && !doubt.is_agreed());
-    // If another process runs as rank 1, rank 0 gets this failure. No member has registered anything.
+    // Another process runs as rank 1. Rank 0 is not in doubt: the members have agreed on this failure instead of a
+    // plan, so none has registered anything.
     let other = commit_ending(Common::Failed(taken(1)), &member, None);
     assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
 }

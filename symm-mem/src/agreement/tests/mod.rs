@@ -142,7 +142,6 @@ fn outcomes() -> impl Strategy<Value = Vec<(u32, Option<Outcome>)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The decision does not depend on the order of the records.
     #[test]
     fn every_order_of_records_gives_the_same_decision((records, shuffled) in permuted(records())) {
         let decision = decide(&records);
@@ -266,7 +265,7 @@ fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     assert_eq!(decision, expected, "to register 1 segment, joined with none, which rank 0 does not share");
 }
 
-/// Returns the agreement of a decision to commit, also if a search comes first. Returns `None` for a refusal.
+/// Returns the [`Agreed`] in a decision to commit, also if a search comes first. Returns `None` for a refusal.
 fn committed(decision: Decision) -> Option<Agreed> {
     match decision {
         Decision::Agreed { agreed } => Some(agreed),

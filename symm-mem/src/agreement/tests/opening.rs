@@ -39,7 +39,6 @@ fn handle() -> impl Strategy<Value = Handle> {
     select(all.to_vec())
 }
 
-/// Draws an offer of a random rank.
 pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
     let whole = (0u32..3, 1u64..3, handle(), any::<bool>(), 0usize..4);
     prop_oneof![

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest time that a sender's stream still waits until a receiver's buffer is ready.
+/// The longest time after an abort that a sender's stream still waits until a receiver's buffer is ready.
 /// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies,
 /// even if the buffer is not ready. A wait for *done* of an earlier message may block the receiver's stream until
 /// [`GRACE`] is over. `SENDER_GRACE` is longer, so the receiver's stream can then still complete its earlier work on
@@ -72,7 +72,7 @@ impl Core {
         })
     }
 
-    /// Returns whether the streams' waits for `signal` must continue for now. Also withdraws offers, as
+    /// Returns true if an abort must not yet end the streams' waits for `signal`. Also withdraws offers, as
     /// [`expects_push`](Self::expects_push) does, even if the [extra time](Self::is_grace_over) is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)

@@ -19,10 +19,10 @@ use super::{
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
-    /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless its ring has
-    /// one slot or another capture uses that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the
-    /// remaining chunks. If it has left out chunks, returns [`PathError::Aborted`], or the error of a driver call that
-    /// has failed after that.
+    /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
+    /// capture uses that stream, or the call (eager or captured) has only one slot of the ring to use. Updates
+    /// [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. If it has left out chunks, returns
+    /// [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be enqueued.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -81,7 +81,8 @@ impl Core {
             }
         }
         // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
-        // lanes' streams repeatedly, until the streams have reached all these events.
+        // lanes' streams only until the streams have reached the last recorded events. Without new events, operations
+        // that this call has enqueued could wait for ever.
         let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first, capture),

@@ -63,7 +63,7 @@ pub(super) struct Core {
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
-    /// For each rank: the time at which this rank, after its own abort, first saw that the other rank has given up.
+    /// For each peer: the time at which this rank, after its own abort, first saw that the peer has given up.
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
@@ -90,7 +90,7 @@ impl Drop for Inside<'_> {
 }
 
 /// A message that this rank has logged. Until this rank has claimed the message, `place` and `is_first` assume that
-/// this rank is the first end. The claim corrects them.
+/// this rank is the [first end](super#zero-copy-messages). The claim corrects them.
 #[derive(Debug, Clone, Copy)]
 struct Called {
     message: Message,
@@ -258,8 +258,8 @@ impl Core {
         let _ = unsafe { self.enqueue(&mut parts, stream, None) };
     }
 
-    /// Returns the capture that `stream` is in, if any, and records that the path has captured work. Refuses the launch
-    /// if the ring has no slots for graphs, or if the capture is invalid.
+    /// If `stream` captures, returns the id of the capture, and records that the path has captured work. Otherwise
+    /// returns `None`. Refuses a captured launch if the ring has no slots for graphs, or if the capture is invalid.
     fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
@@ -432,7 +432,8 @@ impl Core {
     }
 
     /// Called before this rank claims a message that it sends. Waits until the receiver has claimed the message, or has
-    /// called a send to this rank. Waits for at most an eighth of [`copy_time`].
+    /// called a send to this rank whose receive this rank has not called yet. Waits for at most an eighth of
+    /// [`copy_time`].
     ///
     /// Because of this wait, two ranks that send each other a message make one copy each: both are the second end of
     /// their send, or both are the second end of their receive. If one rank calls after the end of the other's wait, it

@@ -13,7 +13,7 @@ use crate::{
 /// An agreed plan, or agreed regions: the same value on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
-    /// The generation of the plan or of the regions: the highest that a member proposed.
+    /// The generation of the plan or of the regions: the highest proposal ([`Record::generation`]) of a member.
     pub generation: u64,
     /// The records of the members, in the order of the group.
     pub records: Vec<Record>,

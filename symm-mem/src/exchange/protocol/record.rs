@@ -209,7 +209,7 @@ impl Record {
     /// the two ranks' records in [`Agreement::records`](super::Agreement::records). `None` if this rank's record has no
     /// regions.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
-        // A rank has no slot for itself, so the slot numbers of the peers after it are lower by one.
+        // A rank has no slot for itself. So the slot of a peer that follows it has the peer's index minus 1.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
         self.regions.as_ref()?.first_slot.checked_add(place)
     }

@@ -112,7 +112,7 @@ const DIFFERENCES: [Difference; 14] = [
     ("RecordUnreadable", &["rank 2", "slot 16 of 16"], |record| record.ends[0].slot = 16),
 ];
 
-/// Checks the refusals of the differences between the records `records`.
+/// Applies each difference to the record of rank 2 in `records`, and checks the refusal that results.
 fn check_differences(differences: &[Difference], records: &[Record]) {
     for (name, words, differ) in differences {
         let mut records = records.to_vec();

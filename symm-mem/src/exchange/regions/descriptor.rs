@@ -42,15 +42,16 @@ pub(super) struct RangeCopy {
     pub(super) bytes: usize,
 }
 
-/// A copy of a descriptor's bytes, or of some of them, within one piece on each side.
+/// A copy of some or all bytes of a descriptor, between one piece of a region of this rank and one piece of a region of
+/// the peer. A piece is a contiguous part of a region.
 struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The pieces that contain the copy: first that of this rank, then that of the peer. Each is given by the index of
-    /// its region, and its own index in the region. Two pieces of a peer's region may be separate allocations that
-    /// happen to lie at adjacent addresses, and one copy must not span both. A region of this rank is always one piece
-    /// here, because a copy may span several of its allocations. Only peers see them as separate pieces.
+    /// The piece of this rank, then the piece of the peer, each as the index of its region and its own index in that
+    /// region. A peer's region has one piece for each of its allocations. Two of these may be mapped at adjacent
+    /// addresses, but one copy must not span both. A region of this rank is always one piece, because a copy may span
+    /// several allocations of this rank.
     pieces: [(usize, usize); 2],
 }
 
@@ -159,7 +160,6 @@ mod tests {
         (1..).zip(lengths).map(region).collect()
     }
 
-    /// The address of a byte of a region.
     fn address(region: &RegionInfo, offset: usize) -> u64 {
         let [(begin, 1, _)] = region.parts(offset, 1)[..] else { panic!("one byte") };
         begin.0

@@ -1,4 +1,4 @@
-//! Reasons why descriptors are invalid.
+//! Reasons why a [`Descriptor`](super::Descriptor), a pair of ranges to copy between two regions, is invalid.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl fmt::Display for Side {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The rank shares no such region.
+    /// The rank on this side shares no region of this index.
     #[error("{side} region {region} of a rank that shares {regions}")]
     NoSuchRegion {
         /// The side of the region.

@@ -57,7 +57,7 @@ use super::{Awaited, Fault, TransferError, quiet};
 /// Once a rank has noticed that a peer has dropped the set, for example in [`check`](Self::check), further transfers
 /// with that peer return [`Fault::Abandoned`]. If a peer drops the set without sending a notification that this rank
 /// waits for, the wait ends with [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory
-/// allocated.
+/// allocated, because no peer can access it.
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot: each notification has
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits

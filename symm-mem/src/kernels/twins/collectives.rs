@@ -11,9 +11,10 @@ use super::{
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the block of the same
-/// number on all other ranks, before and after it runs. Stops once the kernel has given up: a synchronization failed,
-/// or `block` returned false. Runs nothing if an earlier kernel of this rank has given up.
+/// Calls `block` for every thread block of a kernel, one after the other, with the addresses of the ranks' buffers and
+/// the number of the thread block. Before and after each call, synchronizes with the thread block of the same number on
+/// all other ranks. Stops once the kernel has given up: a synchronization failed, or `block` returned false. Calls
+/// nothing if an earlier kernel of this rank has given up.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
@@ -34,7 +35,7 @@ fn blocks(
     })
 }
 
-/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes. Neither end exceeds `bytes`.
+/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes, and limits both of its ends to `bytes`.
 fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
     ((first * PACK).min(bytes), (end * PACK).min(bytes))
 }

@@ -1,5 +1,6 @@
-//! Runs this rank's part in the agreement of a commit, on the caller's thread: supplies hashes and entries of the
-//! rank's allocation history, registers the agreed windows, and opens the memory that the members offer.
+//! Runs this rank's part in the agreement of a commit, on the caller's thread: registers the agreed windows, and opens
+//! the memory that the members offer. If the members search for the first difference between their allocation logs,
+//! supplies hashes and entries of this rank's log.
 
 use std::{any::Any, sync::Arc};
 
@@ -32,6 +33,7 @@ use crate::{
 pub(super) struct Member<'a> {
     pub(super) memberships: &'a Memberships,
     pub(super) group: &'a dyn SymmetricGroup,
+    /// The new segments in this rank's record. The members agree on a prefix of this list.
     pub(super) segments: &'a [Segment],
     /// The window of each agreed segment, and the segment's offset in the window in bytes. Set by a successful
     /// [`register`](Self::register), otherwise empty.
@@ -76,10 +78,10 @@ impl Member<'_> {
         }
     }
 
-    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline. Under the store key
-    /// `verdict_key`, the members store their verdict: the agreed judgement of all members' outcomes. Also gives up
-    /// once the store has there a verdict that poisons the group, or a failure of the agreement. In these two cases the
-    /// registration can no longer succeed.
+    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline. `verdict_key` is
+    /// the store key of the members' verdict: the agreed judgement of all members' outcomes. Once this key has a
+    /// verdict that poisons the group, or a failure of the agreement, the registration can no longer succeed. The
+    /// function then gives up before the deadline.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();

@@ -161,8 +161,8 @@ impl Memberships {
     /// Skips the commit for `group` if this rank need not commit. If it skips the commit, returns the report of a
     /// commit without new segments, or an error if the group has ended.
     ///
-    /// Returns `None` if a commit is needed: if the pool is not [unchanged](GroupState::is_unchanged), or if the group
-    /// has had no commit.
+    /// Returns `None` if a commit is needed: if the pool is not [unchanged](GroupState::is_unchanged), or if no commit
+    /// for the group has succeeded since the pool was made or last forgot the group.
     pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.known_state(id)?;
@@ -219,8 +219,8 @@ impl Memberships {
 
     /// Begins a commit of the pool's new segments. `found` is the state of this rank's group at the start of the
     /// commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
-    /// windows. `offer` offers the given new segments to the other members. Returns the start of this rank's part in
-    /// the agreement, which includes its record, and the new segments in this record.
+    /// windows. `offer` offers the given new segments to the other members. Returns a pair: the start of this rank's
+    /// part in the agreement, with its record, and a copy of the new segments in this record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
@@ -270,8 +270,9 @@ impl Memberships {
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the group's new state in the pool's
-    /// table. `cause` is the store's error, if the store failed. `done` has the windows that this rank has registered
-    /// in the commit, and the memory that it has opened.
+    /// table. `offered` has the new segments in this rank's record. A successful commit adds a prefix of this list to
+    /// the group. `cause` is the store's error, if the store failed. Returns the report of the commit, in which
+    /// `registered` and `elapsed` are not set yet.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,

@@ -19,8 +19,8 @@ use crate::{
 /// The first NCCL release that supports windows over several segments: 2.30.3.
 pub(super) const JOINED_SINCE: u32 = 23003;
 
-/// The state of the group and of the calling thread at the start of a commit. The checks never fail: a problem becomes
-/// part of the record, so that all members get it.
+/// The state of the group and of the calling thread at the start of a commit, for this rank's record. A problem, for
+/// example a failed communicator, becomes part of this state instead of an error, so that all members learn it.
 pub(crate) struct LocalState {
     pub(crate) readiness: Readiness,
     pub(crate) capabilities: Capabilities,

@@ -26,7 +26,8 @@ pub(super) struct OfferedPeers {
 /// The opened memory of all members.
 pub(crate) struct OpenedPeers {
     pub(super) group: Arc<PeerGroup>,
-    /// The number of the first entry of `segments` in the group's list of mapped segments.
+    /// The number of the first of `segments` in the group's list of [mapped
+    /// segments](crate::membership::MappedSegments). The others get the next numbers.
     pub(super) first: u64,
     /// This rank's pad, and the pads of all members. `None` if the group has its pads already.
     pub(super) pads: Option<(OwnPad, Arc<PeerBuffers>)>,

@@ -22,11 +22,11 @@ pub struct CommitReport {
     pub windows: usize,
     /// The reason why the new segments have no windows: the group has one member, NCCL does not support windows for the
     /// group, or [`CommitOptions::windows`](crate::CommitOptions::windows) is false. `None` if they have windows, or if
-    /// this rank [skipped](crate::PoolScope::finish) the commit. If one member skips a commit, the others skip it too,
-    /// or get an error instead of a report. Even without windows, a block has the same offset on every rank.
+    /// this rank [skipped](crate::PoolScope::finish) the commit. In the latter case, the other members have skipped it
+    /// too, or get an error instead of a report. Even without windows, a block has the same offset on every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
-    /// windows. If one member cannot register them, all members undo it, and
+    /// windows. If one member cannot register them, all members undo their registrations, and
     /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or

@@ -19,8 +19,8 @@ use crate::{
     membership::{group::ABORT_PATIENCE, lock::lock},
 };
 
-/// The time limit of each request of the thread to the store. The thread may continue for up to this time after the
-/// [`Watch`] is dropped.
+/// The time limit of each store request of the [`Watch`]'s thread. After a request that timed out, the thread ends if
+/// the [`Watch`] was dropped.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the

@@ -15,8 +15,8 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// 3. The ranks' memory is on the same kind of device.
 /// 4. The ranks' memory has the same [`Subject`](super::Subject), the same sizes and the same offset.
 /// 5. The ranks have different devices, unless they may share a device.
-/// 6. Every rank can open the memory of all others: all ranks are in one process, all have file descriptors on one
-///    host, or all have handles that work on every host.
+/// 6. Every rank can open the memory of all others: all ranks are in one process, or all are on one host and have file
+///    descriptors, or all have handles that work on every host.
 /// 7. The devices can access each other.
 ///
 /// Returns one of these decisions:

@@ -4,7 +4,7 @@ use bootstrap::agreement::Waiting;
 
 use super::record::Subject;
 use crate::{
-    agreement::{LogPoint, Ranks, ValuesByRank, describe_circle, wire::wire_enum},
+    agreement::{LogPoint, Ranks, ValuesByRank, are, describe_circle, wire::wire_enum},
     sharing::{Uuid, sharing_refusal},
 };
 
@@ -16,8 +16,8 @@ use crate::{
 #[non_exhaustive]
 pub enum RendezvousRefusal {
     /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or ranks wait
-    /// for each other in a circle: the missing ranks wait in other agreements, and these wait, directly or through
-    /// further agreements, for ranks that wait in this rendezvous.
+    /// for each other in a circle: the missing ranks wait in other agreements, and those agreements need, directly or
+    /// through further agreements, ranks that wait in this rendezvous.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
@@ -69,13 +69,14 @@ pub enum RendezvousRefusal {
         cause: String,
     },
     /// On these ranks, a declared capture ([`PoolCapture`](crate::PoolCapture)) had frozen the pool of the memory.
-    #[error("RendezvousDuringCapture: {} capturing a graph; have the rendezvous before", Ranks(ranks))]
+    #[error("RendezvousDuringCapture: {} capturing a graph; call it before the capture begins", are(ranks))]
     RendezvousDuringCapture {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// The ranks' memory is of different kinds, or of different pools, segments or persistent ids. Or all ranks have
-    /// the same segment number of the same pool, but their allocation logs differed when they created that segment.
+    /// The ranks' memory is of different kinds ([`Subject`]), or of different pools, segments or persistent ids. Or all
+    /// ranks have the same segment number of the same pool, but their allocation logs differed when they created that
+    /// segment.
     #[error("SubjectMismatch: ranks came with {}", describe_subjects(subjects))]
     SubjectMismatch {
         /// The memory of each rank.

@@ -1,4 +1,5 @@
-//! Tests of every difference between the records of members, of the judgement of outcomes, and of the encodings.
+//! Tests of the refusal for each difference between the members' records, of the judgement of outcomes, and of the
+//! encodings.
 
 use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
@@ -46,7 +47,7 @@ fn refusal(records: &[Record]) -> RendezvousRefusal {
     }
 }
 
-/// The expected refusal, and the change of one member's record that causes it.
+/// The name of the expected refusal, and the change of one member's record that causes it.
 type Difference = (&'static str, fn(&mut Record));
 
 const DIFFERENCES: [Difference; 17] = [
