@@ -32,16 +32,14 @@ pub struct Kernels {
 struct Inner {
     context: Context,
     units: [OnceLock<Vec<Function>>; UNITS.len()],
+    loading: Mutex<()>,
 }
 
 /// The loaded kernels of every context. [`Kernels::load`] returns them instead of loading them again.
 static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// Locks [`LOADED`], and removes the contexts whose kernels are unloaded.
-fn loaded() -> MutexGuard<'static, Vec<Weak<Inner>>> {
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    loaded.retain(|weak| weak.strong_count() > 0);
-    loaded
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Kernels {
@@ -52,32 +50,21 @@ impl Kernels {
     /// # Errors
     /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.
     pub fn load(context: &Context) -> Result<Self, KernelError> {
-        if let Some(known) = Self::find(&loaded(), context) {
-            return Ok(known);
+        let mut loaded = lock(&LOADED);
+        loaded.retain(|weak| weak.strong_count() > 0);
+        if let Some(inner) = loaded.iter().filter_map(Weak::upgrade).find(|inner| inner.context == *context) {
+            return Ok(Self { inner });
         }
         let device = context.device();
         let found = device.compute_capability()?;
         if found < LEAST_CAPABILITY {
             return Err(KernelError::DeviceTooOld { device: device.ordinal(), found });
         }
-        let units = std::array::from_fn(|_| OnceLock::new());
-        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), units }) };
+        let (units, loading) = (std::array::from_fn(|_| OnceLock::new()), Mutex::new(()));
+        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), units, loading }) };
         kernels.unit(SIGNALS)?;
-        let known = {
-            let mut loaded = loaded();
-            let known = Self::find(&loaded, context);
-            if known.is_none() {
-                loaded.push(Arc::downgrade(&kernels.inner));
-            }
-            known
-        };
-        // If several threads load at once, all use the kernels that were entered first.
-        Ok(known.unwrap_or(kernels))
-    }
-
-    fn find(loaded: &[Weak<Inner>], context: &Context) -> Option<Self> {
-        let inner = loaded.iter().filter_map(Weak::upgrade).find(|inner| inner.context == *context)?;
-        Some(Self { inner })
+        loaded.push(Arc::downgrade(&kernels.inner));
+        Ok(kernels)
     }
 
     /// The context into which the kernels are loaded.
@@ -92,6 +79,10 @@ impl Kernels {
         if let Some(functions) = place.get() {
             return Ok(functions);
         }
+        let _loading = lock(&self.inner.loading);
+        if let Some(functions) = place.get() {
+            return Ok(functions);
+        }
         // If a capture is open, loading must neither join it nor invalidate it.
         let context = &self.inner.context;
         let _relaxed = RelaxedCapture::enter(context.driver())?;
@@ -99,10 +90,10 @@ impl Kernels {
         let module = Module::load_ptx(context, unit.ptx(), &JitOptions::new())?;
         let functions = unit.entries.iter().map(|name| module.function(name));
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
-        // If several threads load the unit at once, all use the functions that were stored first.
         Ok(place.get_or_init(|| functions))
     }
 
+    /// The function of a unit's entry.
     pub(super) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
         self.unit(unit).map(|functions| &functions[entry])
     }
