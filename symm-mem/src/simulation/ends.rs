@@ -121,6 +121,8 @@ impl World {
         serials: &[u64],
         result: Result<Agreed, Ending>,
     ) -> Result<usize, Violation> {
+        let is_second = matches!(kind, Kind::Second(_));
+        ensure!(!is_second || segments.is_empty(), "rank {rank} commits {segments:?} of its second pool");
         let state = &self.ranks[rank as usize];
         let mut group_state = lock(group_state);
         let life = state.life(group_state.log.group());
@@ -130,7 +132,7 @@ impl World {
         let lost = Some(LOST.to_owned());
         let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
         // If the group is poisoned only for the second pool, the first pool still uses the communicator.
-        if group_state.log.poison().is_some() && !matches!(kind, Kind::Second(_)) {
+        if group_state.log.poison().is_some() && !is_second {
             self.library.leave(life, rank)?;
         }
         drop(group_state);

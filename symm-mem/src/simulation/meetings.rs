@@ -361,6 +361,9 @@ impl World {
     fn give(&mut self, rank: u32, want: Want) -> Result<(), Violation> {
         let token = self.random.next();
         self.rank(rank).token = token;
+        if !matches!(want, Want::Done(..) | Want::Store(_) | Want::Search(_)) {
+            self.strike_action(rank)?;
+        }
         match want {
             Want::Done(said, read) => return self.end(rank, said, &read),
             Want::Store(request) => {

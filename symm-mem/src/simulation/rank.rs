@@ -222,6 +222,9 @@ pub(super) struct Rank {
     pub(super) clock: Duration,
     /// The number of events that the rank has handled. The trouble of a run can select one by this number.
     pub(super) steps: u64,
+    /// The number of actions that the rank has begun in all its meetings. The trouble of a run can select one by this
+    /// number.
+    pub(super) actions: u64,
     pub(super) dead: bool,
     /// The time until which the rank cannot reach the store, on the simulation's clock in µs.
     pub(super) cut_off: u64,
@@ -287,6 +290,7 @@ impl Rank {
             token: 0,
             clock: Duration::from_micros(random.below(1 << 40)),
             steps: 0,
+            actions: 0,
             dead: false,
             cut_off: 0,
             lost: false,

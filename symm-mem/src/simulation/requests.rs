@@ -44,9 +44,9 @@ pub(super) enum Goal {
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The rank with this number checks which of its lent memory it can free. The request has set the key by which the
-    /// requesting rank reports that it has closed a plan of an exchange, and no longer accesses the memory that the
-    /// other rank has lent for the plan.
+    /// The requesting rank has closed a plan of an exchange, so it no longer accesses the memory that another rank has
+    /// lent for the plan. The request sets the key that reports this. Then the lender, the rank with this number, checks
+    /// which of its lent memory it can free.
     Closed(u32),
 }
 
@@ -61,8 +61,8 @@ pub(super) struct Asked {
     pub(super) request: StoreRequest,
     /// The end of the wait on the simulation's clock. `None` if the request does not wait for a key.
     pub(super) until: Option<Duration>,
-    /// The replies to the calls so far. The outer `Option` is `None` if the deadline of the call has passed. The inner
-    /// one is `None` if the store has served the request, and requests of this kind have no reply.
+    /// One entry for each call so far. `None`: the deadline of the call has passed. `Some(None)`: the store has served the
+    /// call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
     pub(super) replies: Vec<Option<Option<Reply>>>,
 }
 

@@ -107,12 +107,22 @@ pub(super) enum Trouble {
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
     OtherProtocol,
-    /// The first field is the number of a [step](super) of the culprit. From this step on, the culprit cannot reach the
-    /// store for the time in the second field, in ms.
-    CutOff(u64, u64),
+    /// From the time in the first field on, the culprit cannot reach the store for the time in the second field, in ms.
+    CutOff(CutOffAt, u64),
     /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
     /// all connections are counted together, from 1.
     StoreDies(u64),
+}
+
+/// The time at which the culprit is cut off from the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum CutOffAt {
+    /// The [step](super) of the culprit with this number.
+    Step(u64),
+    /// The action of the culprit with this number, counted from 1 over all its meetings: to register or deregister
+    /// windows, to wait for an idle device, or to open memory. So the culprit may lose the store between a decision and
+    /// the vote on its outcome.
+    Action(u64),
 }
 
 impl Trouble {
@@ -158,7 +168,8 @@ impl Trouble {
             26 => Self::CannotMap,
             27..=29 => Self::Killed(steps(random)),
             30 => Self::Stopped(steps(random), pause(random)),
-            31 | 46 => Self::CutOff(steps(random), pause(random)),
+            31 => Self::CutOff(CutOffAt::Step(steps(random)), pause(random)),
+            46 => Self::CutOff(CutOffAt::Action(1 + random.below(16)), pause(random)),
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,

@@ -26,7 +26,7 @@ use super::{
     requests::{Asked, Goal},
     results::{Ended, Used},
     scenario::Scenario,
-    trouble::Trouble,
+    trouble::{CutOffAt, Trouble},
     violation::{Limits, Violation, ensure},
     work,
 };
@@ -334,14 +334,27 @@ impl World {
                 state.stopped_until = now + 1000 * ms;
                 tell!(self, "rank {rank} stops for {ms} ms");
             }
-            Trouble::CutOff(at, ms) if at == steps => {
-                state.cut_off = now + 1000 * ms;
-                tell!(self, "rank {rank} is cut off from the store for {ms} ms");
-                self.break_links(rank, true)?;
-            }
+            Trouble::CutOff(CutOffAt::Step(at), ms) if at == steps => self.cut_off(rank, ms)?,
             _ => {}
         }
         Ok(true)
+    }
+
+    /// Counts an action of the rank. If the trouble cuts off the rank at this action, does so.
+    pub(super) fn strike_action(&mut self, rank: u32) -> Result<(), Violation> {
+        let trouble = self.scenario.trouble_of(rank);
+        let state = self.rank(rank);
+        state.actions += 1;
+        match trouble {
+            Trouble::CutOff(CutOffAt::Action(at), ms) if at == state.actions => self.cut_off(rank, ms),
+            _ => Ok(()),
+        }
+    }
+
+    fn cut_off(&mut self, rank: u32, ms: u64) -> Result<(), Violation> {
+        self.rank(rank).cut_off = self.now + 1000 * ms;
+        tell!(self, "rank {rank} is cut off from the store for {ms} ms");
+        self.break_links(rank, true)
     }
 
     /// Records the state of the world after a step of `rank`. The number of distinct states shows how much the runs
