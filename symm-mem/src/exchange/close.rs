@@ -144,6 +144,11 @@ pub(super) fn run(shared: &Shared) {
         let hurry = state.hurry;
         state.busy = true;
         drop(state);
+        if hurry {
+            // All plans first: the driver call that closes one plan's memory may wait for the transfers of another.
+            let running = dropped.iter().filter(|(core, _)| !core.is_idle() && core.fault().is_ok());
+            running.for_each(|(core, _)| shared.fail(core, Fault::Aborted));
+        }
         let go_on = |(core, stage)| go_on(shared, core, stage, hurry);
         let left: Vec<_> = dropped.into_iter().filter_map(go_on).collect();
         state = closer.lock();
@@ -161,13 +166,9 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Advances a dropped plan as far as possible without waiting for its transfers or for peers. Returns the plan and its
-/// stage if the function must be called again for it. If `hurry` is true, aborts the plan's transfers, and a lease that
-/// still runs is overdue.
+/// stage if the function must be called again for it. If `hurry` is true, a lease that still runs is overdue.
 fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Option<(Arc<Core>, Stage)> {
     if matches!(stage, Stage::Closing) {
-        if hurry && !core.is_idle() && core.fault().is_ok() {
-            shared.fail(&core, Fault::Aborted);
-        }
         if !core.is_idle() || !try_close(shared, &core) {
             return Some((core, stage));
         }

@@ -351,6 +351,9 @@ impl Exchange {
         let (mut slots, mut peers, mut memory) = (candidate.slots.clone(), Vec::new(), Vec::new());
         if is_nobodys {
             shared.slots().give_back(std::mem::take(&mut slots));
+            if opened.is_empty() {
+                return;
+            }
         } else {
             peers = contribution.peers(others, shared.info.global_ranks());
             memory = contribution.memory();

@@ -173,11 +173,11 @@ impl Memory {
     }
 
     /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device. The call
-    /// frees memory of `cuMemAlloc`. If the memory's pool or [`PeerMemory`] keeps mappings of peers' memory, the call
-    /// also frees the mappings' arrays of addresses.
+    /// frees memory of `cuMemAlloc`. If this memory is a [`PeerMemory`], or belongs to a dropped pool, and keeps mappings
+    /// of peers' memory, the call also frees the mappings' arrays of addresses.
     pub(super) fn may_wait_when_freed(&self) -> bool {
         match &self.backing {
-            Backing::Virtual(buffer) => buffer.keeps_mappings(),
+            Backing::Virtual(buffer) => buffer.may_free_mappings(),
             Backing::Owned(owned) => owned.allocations.iter().any(|it| it.physical.is_none()),
         }
     }

@@ -142,6 +142,7 @@ impl Memberships {
 
 impl Drop for Memberships {
     fn drop(&mut self) {
+        self.memory.orphan();
         // A group's list of mapped segments exists as long as any pool has a state for the group. This pool's entries
         // in the list would keep its memory allocated, so remove them.
         for group_state in lock(&self.group_states).values() {

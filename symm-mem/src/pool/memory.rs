@@ -15,7 +15,7 @@ use std::{
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -140,6 +140,8 @@ pub(crate) struct Memory {
     inside: Mutex<Option<Inside>>,
     /// The number of declared captures in progress. Look-ups read it without the lock.
     capturing: AtomicU32,
+    /// True once the program has dropped the pool. Blocks, graphs and groups may still keep this memory allocated.
+    is_orphaned: AtomicBool,
     /// The streams whose work may still use blocks of dropped slices.
     dropped_on: DroppedOn,
 }
@@ -156,6 +158,7 @@ impl Memory {
             context,
             inside,
             capturing: AtomicU32::default(),
+            is_orphaned: AtomicBool::default(),
             dropped_on: DroppedOn::default(),
         });
         graph_memory::register(memory.me.clone());
@@ -177,6 +180,16 @@ impl Memory {
 
     pub(crate) fn attachments(&self) -> &Attachments {
         &self.attachments
+    }
+
+    /// Tells this memory that the program has dropped the pool.
+    pub(crate) fn orphan(&self) {
+        self.is_orphaned.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the program has dropped the pool. Until then, the drop of a block does not free this memory.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        self.is_orphaned.load(Ordering::Acquire)
     }
 
     /// Locks the arena. Returns a guard instead of running a closure: the arena's log records the source line of the

@@ -131,9 +131,11 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the buffer's allocation, or the pool that contains the buffer, keeps mappings of peers' memory.
-    pub(crate) fn keeps_mappings(&self) -> bool {
-        !self.attachments().is_empty()
+    /// Returns whether the drop of this buffer may free mappings of peers' memory: its allocation keeps mappings, and is
+    /// not the memory of a pool that the program still has.
+    pub(crate) fn may_free_mappings(&self) -> bool {
+        let has_pool = self.memory.in_pool().is_ok_and(|(memory, _)| !memory.is_orphaned());
+        !has_pool && !self.attachments().is_empty()
     }
 
     /// The mapping that the buffer's allocation keeps for `group`, if there is one.

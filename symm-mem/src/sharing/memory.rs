@@ -26,7 +26,7 @@ pub(crate) struct PlainMemory {
     pub(super) context: Context,
     base: DevicePtr,
     bytes: usize,
-    _owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl PlainMemory {
@@ -37,7 +37,7 @@ impl PlainMemory {
         bytes: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { context: context.clone(), base, bytes, _owner: owner }
+        Self { context: context.clone(), base, bytes, owner }
     }
 }
 
@@ -100,9 +100,14 @@ impl Imported {
         }
     }
 
-    /// Returns whether dropping this value may make a driver call that waits for the work of the device.
+    /// Returns whether dropping this value may make a driver call that waits for the work of the device:
+    /// `cuIpcCloseMemHandle`, or `cuMemFree` if all other owners of a rank's memory have dropped it.
     pub(crate) fn may_wait_when_closed(&self) -> bool {
-        matches!(self, Self::Legacy(_))
+        match self {
+            Self::Legacy(_) => true,
+            Self::Here(memory) => Arc::strong_count(&memory.owner) == 1,
+            Self::Mapped(_) | Self::Host(_) | Self::Foreign(_) => false,
+        }
     }
 }
 

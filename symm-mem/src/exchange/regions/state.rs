@@ -65,7 +65,7 @@ impl RegionInfo {
         Self { name: name.to_owned(), bytes, pieces }
     }
 
-    /// The name under which its rank shares the region.
+    /// The name under which the owner of the region, this rank or a peer, shares it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

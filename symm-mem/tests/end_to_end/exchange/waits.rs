@@ -8,8 +8,11 @@ use std::{
 
 use cuda_driver::{Stream, StreamFlags, graph::CaptureMode, memory::DeviceMemory};
 use gpu_sim::{Action, Injection};
-use process_group::store::Deadline;
-use symm_mem::exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError};
+use process_group::store::{Deadline, HashStore, Store};
+use symm_mem::{
+    Domain, Geometry, SymmetricPool,
+    exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError},
+};
 
 use super::{LONG, Rank, on_ranks, on_world, options, pattern};
 
@@ -278,28 +281,99 @@ fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
     }
 }
 
-/// Some transfer is always under way. Virtual memory is closed and freed nevertheless.
+/// Runs `job` on two ranks of a process in which some transfer is always under way, so there is never a quiet moment.
+/// `prepare` runs before the transfers begin.
+fn beside_transfers_without_end<T>(
+    rank: &Rank<'_>,
+    prepare: impl FnOnce([Part; 2]) -> T,
+    job: impl FnOnce(T),
+) {
+    let parts = [Part::PutInitiator, Part::PutTarget];
+    let (prepared, kept) = (prepare(parts), one(rank, "kept", &rank.mapped(4096), parts));
+    let ahead = if rank.rank == 0 { 4 } else { 1 };
+    let streams: Vec<_> =
+        (0..ahead).map(|_| Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap()).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| rounds_without_end(&kept, parts[rank.rank], &streams));
+        (rank.meet)();
+        job(prepared);
+        // Before anything is given up.
+        (rank.meet)();
+        kept.abort();
+    });
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    (rank.meet)();
+}
+
+/// Virtual memory is closed and freed without a quiet moment.
 #[test]
 fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     on_ranks(2, options(), |rank| {
-        let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutInitiator, Part::PutTarget];
-        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
-        let ahead = if rank.rank == 0 { 4 } else { 1 };
-        let streams: Vec<_> =
-            (0..ahead).map(|_| Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap()).collect();
-        thread::scope(|scope| {
-            scope.spawn(|| rounds_without_end(&kept, parts[rank.rank], &streams));
-            (rank.meet)();
+        let prepare = |parts| one(rank, "gone", &rank.mapped(4096), parts);
+        beside_transfers_without_end(rank, prepare, |gone| {
             drop(gone);
             let overdue = rank.exchange.clone().close(Deadline::after(LONG));
-            // Before anything is given up.
-            (rank.meet)();
-            kept.abort();
             assert!(overdue.is_empty(), "{overdue:?}");
             assert_eq!(rank.exchange.free_channels(), 63);
         });
-        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    });
+}
+
+/// A block of a pool whose memory the peers have mapped goes back to its pool without a quiet moment.
+#[test]
+fn a_block_goes_back_to_a_mapped_pool_while_transfers_follow_each_other_without_end() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    on_ranks(2, options(), |rank| {
+        let domain = Domain::new(store.clone(), 7, rank.rank as u32, 0..2).unwrap();
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        let pool = SymmetricPool::new(&domain, &rank.context, geometry).unwrap();
+        let prepare = |parts| {
+            let block = pool.allocate(4096).unwrap();
+            drop(rank.rendezvous.rendezvous(&block).unwrap());
+            (one(rank, "gone", &Memory::from(&block), parts), block.ptr())
+        };
+        beside_transfers_without_end(rank, prepare, |(gone, ptr)| {
+            drop(gone);
+            let overdue = rank.exchange.clone().close(Deadline::after(LONG));
+            assert!(overdue.is_empty(), "{overdue:?}");
+            assert_eq!(pool.allocate(4096).unwrap().ptr(), ptr);
+        });
+    });
+}
+
+/// Rank 1 has given up memory of `cuMemAlloc` that a plan of rank 0 still uses. So rank 0 frees it: not while a transfer
+/// of the process is under way, because the driver would block.
+#[test]
+fn plain_memory_that_its_rank_has_given_up_is_not_freed_while_a_transfer_is_under_way() {
+    on_ranks(2, options(), |rank| {
+        let parts = [Part::PutInitiator, Part::PutTarget];
+        let (memory, whole) = observed(rank);
+        let gone = one(rank, "gone", &memory, parts);
+        let owned = Arc::downgrade(&whole);
+        drop((memory, whole));
+        let kept = one(rank, "kept", &rank.mapped(4096), parts);
+        let mut gone = Some(gone);
+        if rank.rank == 1 {
+            drop(gone.take());
+            rank.enqueue_round(&kept, &parts[1..], LONG);
+            for lent in rank.exchange.clone().close(Deadline::after(SHORT)) {
+                // SAFETY: the peer makes no transfer of this plan.
+                unsafe { lent.release() };
+            }
+            assert_eq!(owned.strong_count(), 1, "only the peer has it");
+        }
+        (rank.meet)();
+        drop(gone);
+        // Long enough for many polls of the closing thread.
+        thread::sleep(4 * SHORT);
+        assert_eq!(owned.strong_count(), 1, "a transfer is under way");
+        (rank.meet)();
+        if rank.rank == 0 {
+            rank.enqueue_round(&kept, &parts[..1], LONG);
+        }
+        rank.stream.synchronize().unwrap();
+        kept.check().unwrap();
+        until(|| owned.strong_count() == 0);
         (rank.meet)();
     });
 }
