@@ -154,7 +154,7 @@ pub(super) fn agreed<T>(
         Err(problem) => PageOffer::Missing { problem: problem.clone() },
     };
     let record = PathRecord { options: options.to_string(), page };
-    let rank = info.global_ranks()[info.rank()];
+    let rank = info.global_rank();
     let member = Member {
         name: format!("{attempt}/direct"),
         rank,

@@ -1,16 +1,17 @@
 //! The order in which the pieces of one call are enqueued, and the stream of each piece.
 //!
-//! A lane is one direction between this rank and a peer. A piece of a lane is a chunk that goes through the ring, or a
-//! whole zero-copy message. In a [zero-copy message](super#zero-copy-messages), the rank that claims the message first
+//! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk into a
+//! slot, and the receiver moves it out. Each slot has two words in host memory, through which the ranks signal that the
+//! slot is full or empty. A piece of a lane is a chunk that goes through the ring, or a whole zero-copy message. In a [zero-copy message](super#zero-copy-messages), the rank that claims the message first
 //! *offers* its buffer. The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces
 //! in the same order, except that an offer on one rank is a take on the other.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
 //! the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large message
-//! alternate between two streams: one stream copies while the other signals and waits. Within a call, a slot belongs to
-//! one stream: if two streams waited for the same word of host memory, one signal could release both. In a later call,
-//! the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy messages of a
+//! alternate between two streams: one stream copies while the other signals and waits. Within a call, all
+//! chunks of a slot use the same stream: if two streams waited for the same word of the slot, one signal could release
+//! both. In a later call, the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy messages of a
 //! lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock

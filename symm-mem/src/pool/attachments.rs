@@ -8,8 +8,9 @@ use std::{
 /// Identifies the owner of attached values: clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
 
-/// Values by owner and ordinal of the segment. A value is dropped with the pool's memory, when its segment is retired,
-/// or at the first [`put`](Self::put) after its owner was dropped.
+/// Values, each for an owner and the ordinal of a segment. A value is dropped as soon as one of these happens: the
+/// pool's memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and segment replaces the
+/// value, or any `put` finds that the owner is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
 

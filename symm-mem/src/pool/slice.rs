@@ -85,8 +85,8 @@ pub(crate) unsafe fn into_slice<T: Element>(
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // Order the streams only now that the block is placed. Otherwise another thread could drop a slice of a further
-    // stream between the two steps, and the block could get the memory of that slice.
+    // Order the streams after the block is placed. If they were ordered before, another thread could then drop a slice
+    // of another stream, the block could get the memory of that slice, and `stream` would not wait for that stream.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

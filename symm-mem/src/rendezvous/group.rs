@@ -86,8 +86,8 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two groups' names collide, both groups use the same keys in the store. If their lists of
-        // ranks differ, their agreements can then fail.
+        // A collision of the 64-bit hashes of two groups' names is accepted as very unlikely. Such groups use the same
+        // keys in the store, so their agreements can fail.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })

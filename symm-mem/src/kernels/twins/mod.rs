@@ -19,7 +19,7 @@ use gpu_sim::kernel::{
 
 use self::peers::Peers;
 use super::arguments::{Gather, Reduce};
-use super::code::{GATHER, REDUCE, SIGNALS, UNITS};
+use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
 use super::{Kernel, Ranks};
 
 /// Registers the twins in `world`. Call this function once for each world, before kernels are loaded in the world.
@@ -43,9 +43,10 @@ pub fn register(world: &World) {
         Peers::enter(launch, Kernel::WaitSignal, |peers| peers.wait(launch.u32(1)?, launch.u32(2)?))
     });
     world.register_kernel(entry(GATHER, 0), &[ranks, size_of::<Gather>()], collectives::gather);
-    // In the order of `code::ELEMENTS` and `code::OPERATIONS`.
-    for (unit, element) in (REDUCE..).zip([I8, U8, I32, U32, I64, U64, F16, Bf16, F32, F64]) {
-        for (kernel, op) in [Sum, Prod, Max, Min, Avg].into_iter().enumerate() {
+    let elements: [_; ELEMENTS.len()] = [I8, U8, I32, U32, I64, U64, F16, Bf16, F32, F64];
+    let operations: [_; OPERATIONS.len()] = [Sum, Prod, Max, Min, Avg];
+    for (unit, element) in (REDUCE..).zip(elements) {
+        for (kernel, op) in operations.into_iter().enumerate() {
             let twin = collectives::reducing(element, op);
             world.register_kernel(entry(unit, kernel), &[ranks, size_of::<Reduce>()], twin);
         }

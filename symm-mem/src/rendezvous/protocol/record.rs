@@ -86,7 +86,7 @@ pub struct Record {
     pub members: u64,
     /// The readiness of the rank.
     pub readiness: Readiness,
-    /// True if ranks may share a device.
+    /// True if the options of this rank permit several members on one device.
     pub shared_devices: bool,
     /// The memory that the rank brings.
     pub subject: Subject,
@@ -94,8 +94,8 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// If this rank has already mapped the peers' memory for its allocation, the `number` of the rendezvous that did
-    /// so. Otherwise `None`.
+    /// The `number` of the earlier rendezvous of this allocation in which this rank has mapped the peers' memory. `None`
+    /// if it has not mapped that memory yet.
     pub mapped: Option<u64>,
     /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,

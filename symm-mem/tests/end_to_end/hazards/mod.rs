@@ -219,7 +219,10 @@ fn an_extra_segment() {
                 return false;
             };
             let (odd, usual) = both(shapes, culprit, members);
+            let text = refusal(end).to_string();
             both(counts, culprit, members) == (3, 2)
+                && text.contains(&format!("rank {culprit}: 3"))
+                && text.contains("no segment")
                 && (odd.map(|it| it.bytes), usual) == (Some(6 * MIB), None)
                 && parted(refusal(end), culprit, members) == (2, Some(6 * MIB), None)
         },
