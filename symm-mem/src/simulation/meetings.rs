@@ -362,7 +362,7 @@ impl World {
         let token = self.random.next();
         self.rank(rank).token = token;
         if !matches!(want, Want::Done(..) | Want::Store(_) | Want::Search(_)) {
-            self.strike_action(rank)?;
+            self.strike_action(rank, matches!(want, Want::Quiesce(_) | Want::Deregister(_)))?;
         }
         match want {
             Want::Done(said, read) => return self.end(rank, said, &read),

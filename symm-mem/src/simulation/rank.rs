@@ -225,6 +225,8 @@ pub(super) struct Rank {
     /// The number of actions that the rank has begun in all its meetings. The trouble of a run can select one by this
     /// number.
     pub(super) actions: u64,
+    /// The number of those actions that belong to retirements.
+    pub(super) retirement_actions: u64,
     pub(super) dead: bool,
     /// The time until which the rank cannot reach the store, on the simulation's clock in µs.
     pub(super) cut_off: u64,
@@ -291,6 +293,7 @@ impl Rank {
             clock: Duration::from_micros(random.below(1 << 40)),
             steps: 0,
             actions: 0,
+            retirement_actions: 0,
             dead: false,
             cut_off: 0,
             lost: false,

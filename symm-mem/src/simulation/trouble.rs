@@ -123,6 +123,8 @@ pub(super) enum CutOffAt {
     /// windows, to wait for an idle device, or to open memory. So the culprit may lose the store between a decision and
     /// the vote on its outcome.
     Action(u64),
+    /// Like [`Action`](Self::Action), but only the actions of retirements are counted. There are few of them in a run.
+    RetirementAction(u64),
 }
 
 impl Trouble {
@@ -169,7 +171,13 @@ impl Trouble {
             27..=29 => Self::Killed(steps(random)),
             30 => Self::Stopped(steps(random), pause(random)),
             31 => Self::CutOff(CutOffAt::Step(steps(random)), pause(random)),
-            46 => Self::CutOff(CutOffAt::Action(1 + random.below(16)), pause(random)),
+            46 => {
+                let at = match random.one_in(2) {
+                    true => CutOffAt::Action(1 + random.below(16)),
+                    false => CutOffAt::RetirementAction(1 + random.below(4)),
+                };
+                Self::CutOff(at, pause(random))
+            }
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,

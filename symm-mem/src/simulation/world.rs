@@ -340,13 +340,20 @@ impl World {
         Ok(true)
     }
 
-    /// Counts an action of the rank. If the trouble cuts off the rank at this action, does so.
-    pub(super) fn strike_action(&mut self, rank: u32) -> Result<(), Violation> {
+    /// Counts an action of the rank, in a retirement or in another meeting. If the trouble cuts off the rank at this
+    /// action, does so.
+    pub(super) fn strike_action(&mut self, rank: u32, in_retirement: bool) -> Result<(), Violation> {
         let trouble = self.scenario.trouble_of(rank);
         let state = self.rank(rank);
         state.actions += 1;
+        state.retirement_actions += u64::from(in_retirement);
+        let is_now = |at| match at {
+            CutOffAt::Step(_) => false,
+            CutOffAt::Action(at) => at == state.actions,
+            CutOffAt::RetirementAction(at) => in_retirement && at == state.retirement_actions,
+        };
         match trouble {
-            Trouble::CutOff(CutOffAt::Action(at), ms) if at == state.actions => self.cut_off(rank, ms),
+            Trouble::CutOff(at, ms) if is_now(at) => self.cut_off(rank, ms),
             _ => Ok(()),
         }
     }
