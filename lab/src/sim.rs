@@ -32,7 +32,7 @@ struct Explore {
     /// Number of ranks [default: 2 to 6, drawn from the seed]
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=63))]
     ranks: Option<u32>,
-    /// Number of threads [default: one for each processor]
+    /// Number of threads [default: one for each processor; at most 6]
     #[arg(long)]
     threads: Option<usize>,
     /// Print the figures as one JSON object on the last line
@@ -53,12 +53,21 @@ struct Report {
     failing: Vec<u64>,
 }
 
+/// The most threads of one process. Each simulates a world, which reserves 16 TiB of the 128 TiB of addresses of a
+/// process.
+const MOST_THREADS: usize = 6;
+
 /// Number of failing seeds that are printed.
 const TOLD: usize = 10;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let What::Explore(explore) = &options.what;
-    let threads = explore.threads.or_else(|| Some(thread::available_parallelism().ok()?.get())).unwrap_or(1);
+    let processors = thread::available_parallelism().map_or(1, |processors| processors.get());
+    let threads = explore.threads.unwrap_or(processors.min(MOST_THREADS));
+    ensure!(
+        threads <= MOST_THREADS,
+        "{threads} threads, expected at most {MOST_THREADS}: run several processes"
+    );
     let limits = Limits { ranks: explore.ranks, ..Limits::default() };
     let begin = Instant::now();
     let summary = all(explore.seeds.clone(), &limits, threads)?;
