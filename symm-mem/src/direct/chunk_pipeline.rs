@@ -54,7 +54,7 @@ impl ChunkPipeline<'_> {
         let stream = self.stream(stream);
         let tell = tell.map(|chunk| MemoryOp::Write32 { at: (self.words)(chunk.slot).1, value: 1 });
         let (awaited, _) = (self.words)(chunk.slot);
-        let ops: Vec<_> = tell.into_iter().chain(wait_and_reset(awaited)).collect();
+        let [wait, reset] = wait_and_reset(awaited);
         let slot = self.ring + chunk.slot * self.slot_bytes;
         let (to, from) = match self.way {
             Way::Send => (slot, chunk.at),
@@ -63,7 +63,10 @@ impl ChunkPipeline<'_> {
         // SAFETY: the caller's contract. The stream may reset the word after its wait: the peer sets the word again
         // only after this rank has signalled this chunk, and until then no other stream waits for the word.
         unsafe {
-            stream.batch(&ops)?;
+            match tell {
+                Some(tell) => stream.batch(&[tell, wait, reset])?,
+                None => stream.batch(&[wait, reset])?,
+            }
             stream.copy(to, from, chunk.bytes)
         }
     }
