@@ -72,8 +72,12 @@ pub(crate) enum MemoryError {
 }
 
 impl Memory {
-    pub(crate) fn new(seed: Option<u64>, reuses_addresses: bool) -> Result<Self, WorldError> {
-        let region = Region::new(seed, reuses_addresses)
+    pub(crate) fn new(
+        seed: Option<u64>,
+        reuses_addresses: bool,
+        is_private: bool,
+    ) -> Result<Self, WorldError> {
+        let region = Region::new(seed, reuses_addresses, is_private)
             .map_err(|source| WorldError::Host { what: "reserving the device address space", source })?;
         Ok(Self {
             region: Arc::new(region),

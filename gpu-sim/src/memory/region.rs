@@ -19,6 +19,9 @@ const HINT: u64 = 0x1000_0000_0000;
 pub(crate) struct Region {
     base: u64,
     shadow: u64,
+    /// True if the shadow keeps memory that is no longer mapped, until its addresses show other memory. In a world of
+    /// one thread only: unmapping takes much of the time of a short run.
+    keeps: bool,
     state: Mutex<State>,
 }
 
@@ -37,8 +40,9 @@ struct State {
 
 impl Region {
     /// `seed` (otherwise the process id) moves the base, so that ranks do not have equal addresses by chance.
-    /// `reuses` is [`Builder::reuse_addresses`](crate::world::Builder::reuse_addresses).
-    pub(crate) fn new(seed: Option<u64>, reuses: bool) -> Result<Self, Errno> {
+    /// `reuses` is [`Builder::reuse_addresses`](crate::world::Builder::reuse_addresses). `is_private` is true if the
+    /// world belongs to one thread.
+    pub(crate) fn new(seed: Option<u64>, reuses: bool, is_private: bool) -> Result<Self, Errno> {
         let salt = seed.unwrap_or_else(|| rustix::process::getpid().as_raw_nonzero().get() as u64);
         let hint = HINT + (salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) * (1 << 30);
         let base = reserve(hint)?;
@@ -59,7 +63,7 @@ impl Region {
             shown: BTreeMap::new(),
             next_owner: 1,
         };
-        Ok(Self { base, shadow, state: Mutex::new(state) })
+        Ok(Self { base, shadow, keeps: is_private, state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -117,6 +121,7 @@ impl Region {
         let mut state = self.lock();
         if let Some(&(len, shown)) = state.shown.get(&address)
             && shown == owner
+            && !self.keeps
         {
             state.shown.remove(&address);
             // SAFETY: the range is in our shadow reservation and its last user is gone (`Mapped` drops).

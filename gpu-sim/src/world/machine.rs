@@ -138,7 +138,7 @@ impl Machine {
             faults: Faults::new(Box::new(move || functions(nccl_release))),
             devices: (0..settings.devices).map(device).collect(),
             contexts: Contexts::default(),
-            memory: Memory::new(settings.seed, settings.reuses_addresses)?,
+            memory: Memory::new(settings.seed, settings.reuses_addresses, settings.is_private)?,
             streams: Streams::default(),
             kernels: Kernels::default(),
             parts: Mutex::default(),
