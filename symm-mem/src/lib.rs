@@ -69,6 +69,7 @@ mod error_kind;
 pub mod exchange;
 mod group_object;
 pub mod kernels;
+mod lock;
 mod membership;
 mod pool;
 pub mod rendezvous;

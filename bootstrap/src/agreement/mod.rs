@@ -99,7 +99,7 @@ pub use memory::Memory;
 pub use messages::{read_decision, read_verdict, refusal};
 pub use place::{Place, Waiting, verdict_key};
 pub use protocol::{Absence, Decision, PlainProtocol, Protocol, Report};
-pub use session::{Failed, end_wait, execute, leave, run};
+pub use session::{Failed, RETRY_FLOOR, end_wait, execute, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
 

@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// interval costs requests to the store.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The shortest time, counted from the first error of a request, for which a member in doubt repeats the request.
-const RETRY_FLOOR: Duration = Duration::from_secs(5);
+pub const RETRY_FLOOR: Duration = Duration::from_secs(5);
 /// The longest time that a member waits, after a failure or refusal, until the other members have read the result.
 const STAY_LIMIT: Duration = Duration::from_secs(3);
 

@@ -66,6 +66,13 @@ impl<R> Ending<R> {
     }
 }
 
+impl<R: From<Failure>> Ending<R> {
+    /// Converts the ending of an agreement in which every failure is a refusal.
+    pub(crate) fn of_meeting<P: Protocol<Refusal = R>>(ending: agreement::Ending<P>) -> Self {
+        Self::of(ending, |failure| Self::Refused(failure.into()))
+    }
+}
+
 impl Ending {
     /// Returns true if all members have the same ending: for a refusal or a poison, unless members did not arrive in
     /// time or were lost. If the result is false and the group has ended, the caller reports the end of the group

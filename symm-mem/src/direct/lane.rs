@@ -1,7 +1,7 @@
 //! Lanes: the messages of one direction between this rank and a peer, their order and their chunks. A call, message or
 //! chunk is *eager* if it is not captured.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use cuda_driver::{
     Context, DevicePtr, Event, EventFlags, Stream, StreamFlags,
@@ -10,6 +10,7 @@ use cuda_driver::{
 use process_group::group::path::Way;
 
 use super::{pushes::Pushes, rounds::STREAMS};
+use crate::lock::lock;
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl Lane {
     }
 
     pub(super) fn pushes(&self) -> MutexGuard<'_, Pushes> {
-        self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pushes)
     }
 
     /// Makes `stream` wait for the lane's earlier work: in a capture, for the lane's work in the same capture, and
@@ -149,7 +150,7 @@ impl Lane {
     /// work.
     fn record(&self, stream: &Stream, mark: &Event) -> cuda_driver::Result<()> {
         stream.record(mark).inspect_err(|_| {
-            self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
+            lock(&self.unmarked).push(stream.clone());
         })
     }
 
@@ -181,7 +182,7 @@ impl Lane {
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
         // If a query fails, the context is broken, and runs nothing any more.
         let is_past = |end: &Event| end.query().unwrap_or(true);
-        let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unmarked = lock(&self.unmarked).clone();
         is_past(&self.end)
             && is_past(&self.second_end)
             && unmarked.iter().all(|stream| stream.query().unwrap_or(true))

@@ -8,7 +8,7 @@
 //! device, on the store or on peers.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,7 @@ use super::{
     shared::Shared,
     watch::TICK,
 };
+use crate::lock::lock;
 
 /// Interval at which the closing thread checks whether peers have closed the plans that this rank has closed, if it has
 /// no other work.
@@ -72,12 +73,8 @@ impl Closer {
         Self { lease, begun: Instant::now(), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut lock(&self.state));
         self.changed.notify_all();
     }
 
@@ -95,7 +92,7 @@ impl Closer {
     /// if some plans remain at `end`: the closing thread continues with them later. After `deadline`, the transfers of
     /// dropped plans are aborted ([`Fault::Aborted`]), and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while (state.busy || !state.dropped.is_empty()) && !end.expired() {
             state.hurry = deadline.expired();
             let limit = if state.hurry { end } else { deadline };
@@ -108,7 +105,7 @@ impl Closer {
 
     /// Returns the plans that peers did not close in time, and removes them from this state.
     pub(super) fn quarantine(&self) -> Vec<Quarantined> {
-        std::mem::take(&mut self.lock().quarantine)
+        std::mem::take(&mut lock(&self.state).quarantine)
     }
 
     /// Waits until this rank has closed the plans that it has dropped, for at most four [`TICK`]s. Called before each
@@ -117,7 +114,7 @@ impl Closer {
     pub(super) fn catch_up(&self) {
         let end = Deadline::after(4 * TICK);
         let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while (state.busy || state.dropped.iter().any(is_closing)) && !end.expired() {
             let left = end.remaining();
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -131,7 +128,7 @@ pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let closer = &shared.closer;
-    let mut state = closer.lock();
+    let mut state = lock(&closer.state);
     loop {
         if state.dropped.is_empty() {
             if state.stopping {
@@ -151,7 +148,7 @@ pub(super) fn run(shared: &Shared) {
         }
         let go_on = |(core, stage)| go_on(shared, core, stage, hurry);
         let left: Vec<_> = dropped.into_iter().filter_map(go_on).collect();
-        state = closer.lock();
+        state = lock(&closer.state);
         let only_leases = left.iter().all(|(_, stage)| matches!(stage, Stage::Lent(_)));
         state.dropped.splice(..0, left);
         state.busy = false;
@@ -179,7 +176,7 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
             Standing::Runs => return Some((core, stage)),
             Standing::Overdue => {
                 let peers = lease.waiting().to_vec();
-                shared.closer.lock().quarantine.push(Quarantined::new(core, peers));
+                lock(&shared.closer.state).quarantine.push(Quarantined::new(core, peers));
                 return None;
             }
             Standing::Over => {

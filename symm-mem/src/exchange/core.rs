@@ -4,7 +4,7 @@
 use std::{
     ops::{Deref, Range},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
@@ -12,7 +12,7 @@ use std::{
 use cuda_driver::{Event, Stream};
 
 use super::{Fault, Memory, generation::Generations, quiet, slots::Words};
-use crate::sharing::Imported;
+use crate::{lock::lock, sharing::Imported};
 
 /// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
 /// that wait for a notification of this rank are released only at the deadlines of these waits.
@@ -91,7 +91,7 @@ impl Wire {
     }
 
     pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 }
 
@@ -165,7 +165,7 @@ impl Core {
     }
 
     fn imports(&self) -> MutexGuard<'_, Vec<Arc<Imported>>> {
-        self.imports.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.imports)
     }
 
     /// Closes the plan: drops the plan's references to the peers' allocations. `plans` are all plans of the exchange.

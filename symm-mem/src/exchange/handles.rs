@@ -4,11 +4,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use super::protocol::AllocationId;
-use crate::sharing::Imported;
+use crate::{lock::lock, sharing::Imported};
 
 /// Identifies an allocation: its owner, as a rank of the job, and the id of the allocation. Ids are never reused.
 pub(crate) type Key = (u32, AllocationId);
@@ -29,24 +29,20 @@ impl<T> Default for Handles<T> {
 }
 
 impl<T> Handles<T> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Weak<T>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the registered allocations that are open. None of them is closed while the returned value lives.
     pub(crate) fn held(&self) -> Open<T> {
-        let mut open = self.lock();
+        let mut open = lock(&self.open);
         open.retain(|_, imported| imported.strong_count() > 0);
         open.iter().filter_map(|(key, imported)| Some((*key, imported.upgrade()?))).collect()
     }
 
     /// Registers a newly opened allocation.
     pub(crate) fn note(&self, key: Key, imported: &Arc<T>) {
-        self.lock().insert(key, Arc::downgrade(imported));
+        lock(&self.open).insert(key, Arc::downgrade(imported));
     }
 
     /// Number of registered allocations that are open.
     pub(crate) fn count(&self) -> usize {
-        self.lock().values().filter(|imported| imported.strong_count() > 0).count()
+        lock(&self.open).values().filter(|imported| imported.strong_count() > 0).count()
     }
 }

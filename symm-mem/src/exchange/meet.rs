@@ -2,7 +2,7 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use bootstrap::agreement::{self, Failure, Member};
@@ -16,13 +16,14 @@ use super::{
     exports::{self, export},
     handles::Open,
     plan::TransferEnd,
-    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Record},
+    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, Held, Record},
     slots::words,
 };
 use crate::{
     agreement::hash::chain,
     error::Error,
     error_kind::ErrorKind,
+    lock::lock,
     rendezvous::protocol::Readiness,
     sharing::{Offer, Outcome},
 };
@@ -108,9 +109,8 @@ impl Exchange {
             let (rank, world) = (info.rank(), info.world_size());
             return Err(call.error(ErrorKind::NotAMember { members: members.to_vec(), rank, world }));
         };
-        let number =
-            numbers.lock().unwrap_or_else(PoisonError::into_inner).entry(ranks.clone()).or_default().clone();
-        let mut number = number.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = lock(numbers).entry(ranks.clone()).or_default().clone();
+        let mut number = lock(&number);
         let who = chain(0, ranks.iter().map(|rank| u64::from(*rank)));
         let key = format!("{prefix}/exchange/{who:x}/{number}", number = *number);
         *number += 1;
@@ -196,9 +196,7 @@ impl Exchange {
                 }
             }
             (Ok(_), None) => (Ending::OutOfStep, None),
-            (Err(failed), _) => {
-                (Ending::of(failed.ending, |failure| ExchangeRefusal::from(failure).into()), failed.store)
-            }
+            (Err(failed), _) => (Ending::of_meeting(failed.ending), failed.store),
         };
         if let Some(candidate) = &candidate {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
@@ -269,7 +267,7 @@ impl Exchange {
     }
 
     fn named(&self, plan: &str) -> Named {
-        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = lock(&self.owner.plans);
         let Named { generations, last } = plans.entry(plan.to_owned()).or_default();
         Named { generations: generations.clone(), last: last.clone() }
     }
@@ -299,7 +297,7 @@ impl Exchange {
 
     /// Records the agreed plan, or the agreed regions, as current for their name.
     pub(super) fn made_current<'a>(&self, met: &Met<'_>, cores: impl IntoIterator<Item = &'a Arc<Core>>) {
-        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = lock(&self.owner.plans);
         let named = plans.entry(met.plan.to_owned()).or_default();
         named.generations.agreed(met.agreement.generation);
         named.last = cores.into_iter().map(Arc::downgrade).collect();

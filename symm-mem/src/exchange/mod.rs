@@ -128,7 +128,7 @@ mod watch;
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -156,6 +156,7 @@ pub use self::{
 use crate::{
     error::Error,
     error_kind::ErrorKind,
+    lock::lock,
     rendezvous::{GroupInfo, PeerMemory, Rendezvous},
 };
 
@@ -247,7 +248,7 @@ impl Exchange {
             let shared = shared.clone();
             let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared));
             let thread = thread.map_err(|error| call.error(ErrorKind::Thread(error)))?;
-            owner.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            lock(&owner.threads).push(thread);
         }
         Ok(Self { owner: Arc::new(owner) })
     }
@@ -343,7 +344,7 @@ impl Exchange {
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
         shared.closer.settle(deadline, end);
         if let Some(owner) = Arc::into_inner(self.owner) {
-            let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
+            let threads = std::mem::take(&mut *lock(&owner.threads));
             drop(owner);
             // This was the last reference to the owner. Plans and regions hold references too, so all of them have been
             // dropped, some perhaps after the first `settle`.

@@ -5,14 +5,14 @@ use std::{
     any::Any,
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use caching_alloc::core::{Block, Segment};
 use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult, vmm::PhysicalMemory};
 
 use super::TransferError;
-use crate::rendezvous::fresh_number;
+use crate::{lock::lock, rendezvous::fresh_number};
 
 /// The name that the caching allocator reports for the [holds](Segment::hold) of this module on segments.
 const HOLDER: &str = "symm-mem exchange";
@@ -28,7 +28,7 @@ pub(super) struct Number(pub(super) u64);
 
 impl Number {
     fn of(base: DevicePtr) -> Arc<Self> {
-        let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(&NUMBERS);
         let numbers = numbers.get_or_insert_default();
         numbers.retain(|_, number| number.strong_count() > 0);
         if let Some(known) = numbers.get(&base.0).and_then(Weak::upgrade) {

@@ -31,6 +31,8 @@ use std::{
 
 use process_group::store::Deadline;
 
+use crate::lock::lock;
+
 /// Interval at which [`Present::new`] checks whether another rank still closes memory.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -129,7 +131,7 @@ impl Drop for Present {
 }
 
 fn ranks() -> MutexGuard<'static, Vec<u32>> {
-    RANKS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&RANKS)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -23,7 +23,10 @@ use super::{
     slots::{SLOT_BYTES, Slots},
     watch::Watch,
 };
-use crate::rendezvous::{GroupInfo, SymmetricMemory};
+use crate::{
+    lock::lock,
+    rendezvous::{GroupInfo, SymmetricMemory},
+};
 
 /// Resources that a rank creates for an exchange before the members share their [slots](super::slots). [`Shared::new`]
 /// takes them over.
@@ -105,17 +108,17 @@ impl Shared {
     }
 
     pub(super) fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     pub(super) fn add_plan(&self, core: &Arc<Core>) {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = lock(&self.plans);
         plans.retain(|plan| plan.strong_count() > 0);
         plans.push(Arc::downgrade(core));
     }
 
     pub(super) fn plans(&self) -> Vec<Arc<Core>> {
-        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let plans = lock(&self.plans);
         plans.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -176,7 +179,7 @@ impl Shared {
             return Ok(None);
         }
         let _relaxed = RelaxedCapture::enter(self.context.driver());
-        let mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner);
+        let mirror = lock(&self.mirror);
         mirror.read(self, core.slots.clone())?;
         self.control.synchronize()?;
         let (abandoned, found) = (mirror.abandoned(core), read(&mirror));

@@ -15,7 +15,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -27,6 +27,7 @@ use super::{
     core::Core,
     shared::{Mirror, Shared},
 };
+use crate::lock::lock;
 
 /// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
 pub(super) const TICK: Duration = Duration::from_millis(5);
@@ -110,12 +111,8 @@ impl Watch {
         Self { state: Mutex::default(), changed: Condvar::new(), glance, glanced }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         change(&mut state);
         if std::mem::take(&mut state.idle) {
             self.changed.notify_all();
@@ -124,7 +121,7 @@ impl Watch {
 
     /// Returns an event to record the end of an operation.
     pub(super) fn event(&self, context: &Context) -> Result<Arc<Event>, cuda_driver::Error> {
-        let spare = self.lock().spare.pop();
+        let spare = lock(&self.state).spare.pop();
         match spare {
             Some(event) => Ok(event),
             None => Ok(Arc::new(Event::new(context, EventFlags::DISABLE_TIMING)?)),
@@ -166,7 +163,7 @@ impl Watch {
 
     /// Waits until no operation of `core` is under way. Returns false if the deadline expires first.
     pub(super) fn drain(&self, core: &Core, deadline: Deadline) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !core.is_idle() {
             if deadline.expired() {
                 return false;
@@ -184,7 +181,7 @@ pub(super) fn run(shared: &Shared) {
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let watch = &shared.watch;
     let mut glance = None;
-    let mut state = watch.lock();
+    let mut state = lock(&watch.state);
     loop {
         if state.is_quiet() {
             if state.stopping {
@@ -202,7 +199,7 @@ pub(super) fn run(shared: &Shared) {
         look_around(shared, &watched, &mut failed, &mut glance);
         give_up(shared, &watched, &mut failed);
 
-        state = watch.lock();
+        state = lock(&watch.state);
         // Operations that were added meanwhile stay behind the earlier ones.
         state.watched.splice(..0, watched);
         state.failed.splice(..0, failed);

@@ -1,6 +1,6 @@
 //! Loads the kernels of a context, once.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda_driver::Context;
 use cuda_driver::graph::RelaxedCapture;
@@ -8,6 +8,7 @@ use cuda_driver::module::{Function, JitOptions, Module};
 
 use super::code::{LEAST_CAPABILITY, SIGNALS, UNITS};
 use super::{Kernel, KernelError, MOST_RANKS, Ranks};
+use crate::lock::lock;
 
 /// The kernels of a context. A handle, cheap to clone; the kernels are unloaded when the last handle is dropped.
 ///
@@ -37,10 +38,6 @@ struct Inner {
 
 /// The loaded kernels of every context. [`Kernels::load`] returns them instead of loading them again.
 static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Kernels {
     /// Returns the kernels of a context. If they are not loaded, this call loads the signal kernels, which takes

@@ -10,9 +10,10 @@ use std::{
     },
 };
 
-use super::{index::Published, lock::lock};
+use super::index::Published;
 use crate::{
     agreement::GroupId,
+    lock::lock,
     pool::Memory,
     rendezvous::{Buffer, PeerGroup, PeerMapping},
 };

@@ -8,12 +8,11 @@ use std::{
 use caching_alloc::core::symmetric::{SymmetricArena, SymmetricSegment};
 use process_group::group::places_changed;
 
-use super::{
-    group_state::GroupState, index::Published, lock::lock, lookup::Table, meetings::Meetings, places::Places,
-};
+use super::{group_state::GroupState, index::Published, lookup::Table, meetings::Meetings, places::Places};
 use crate::{
     agreement::{GroupId, GroupLog, PoolId},
     domain::Domain,
+    lock::lock,
     pool::Memory,
 };
 

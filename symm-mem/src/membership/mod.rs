@@ -10,7 +10,6 @@
 //! | `mapped` | the segments, of all pools, that all members of a group have mapped |
 //! | `lookup` | a pool's table of segments and of their states in the groups, and the results of a look-up |
 //! | `index` | publishes each new version of this table, with a compact index that look-ups by address search |
-//! | `lock` | locks that a panic does not poison |
 //! | `places` | positions of buffers in a pool, which the members of a group compare |
 //! | `meetings` | counters of the agreements in which the whole domain takes part |
 //! | `group` | the interface through which commits and retirements use a group |
@@ -24,7 +23,6 @@ pub(crate) mod commit;
 mod group;
 mod group_state;
 mod index;
-mod lock;
 mod lookup;
 mod mapped;
 mod meetings;
@@ -44,7 +42,6 @@ pub use self::{
 pub(crate) use self::{group::readiness, group_state::GroupState};
 pub(crate) use self::{
     index::Index,
-    lock::lock,
     mapped::{MappedSegment, MappedSegments},
     memberships::Memberships,
 };

@@ -5,9 +5,8 @@
 
 use std::{marker::PhantomData, sync::Mutex};
 
+use crate::lock::lock;
 use process_group::comm::Communicator;
-
-use super::lock::lock;
 
 /// The addresses of the communicators with a commit or retirement in progress in this process. A guard borrows its
 /// communicator, so no other communicator gets the address while it is in the list.

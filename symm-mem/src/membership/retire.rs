@@ -19,7 +19,6 @@ use process_group::{
 use super::{
     group::{SymmetricGroup, check, end_poisoned, readiness},
     group_state::GroupState,
-    lock::lock,
     lookup::Table,
     memberships::Memberships,
     registration_guard::RegistrationGuard,
@@ -32,6 +31,7 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     group_object::{GroupObject, is_closed},
+    lock::lock,
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.

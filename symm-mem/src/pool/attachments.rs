@@ -2,8 +2,10 @@
 
 use std::{
     any::Any,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
+
+use crate::lock::lock;
 
 /// Identifies the owner of attached values: clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
@@ -28,24 +30,20 @@ impl Attachment {
 }
 
 impl Attachments {
-    fn lock(&self) -> MutexGuard<'_, Vec<Attachment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        lock(&self.0).is_empty()
     }
 
     /// Returns the value of `owner` for a segment. `None` if there is no value, or if it has another type.
     pub(crate) fn get<T: Any + Send + Sync>(&self, owner: &Owner, ordinal: u32) -> Option<Arc<T>> {
-        let all = self.lock();
+        let all = lock(&self.0);
         let found = all.iter().find(|attachment| attachment.is(owner, ordinal))?;
         found.value.clone().downcast().ok()
     }
 
     /// Sets the value of `owner` for a segment. Also drops the values whose owners have been dropped.
     pub(crate) fn put(&self, owner: &Owner, ordinal: u32, value: Arc<dyn Any + Send + Sync>) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let stale = |it: &mut Attachment| it.owner.strong_count() == 0 || it.is(owner, ordinal);
         let old: Vec<Attachment> = all.extract_if(.., stale).collect();
         all.push(Attachment { owner: Arc::downgrade(owner), ordinal, value });
@@ -56,7 +54,7 @@ impl Attachments {
 
     /// Drops the values of all owners for these segments.
     pub(crate) fn forget(&self, ordinals: &[u32]) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let old: Vec<Attachment> = all.extract_if(.., |it| ordinals.contains(&it.ordinal)).collect();
         drop(all);
         drop(old);

@@ -2,8 +2,9 @@
 //! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When a slice is dropped, its block is freed at once,
 //! although work on its stream may still use the block. So the next user of the memory must wait for that stream.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use cuda_driver::{
     Stream,
     graph::{CaptureStatus, RelaxedCapture},
@@ -17,14 +18,14 @@ impl DroppedOn {
     /// Adds the stream of a slice. Must be called before the slice's block is freed, so that the stream is known when
     /// another request gets the memory.
     pub(super) fn add(&self, stream: &Stream) {
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.0);
         if !streams.iter().any(|known| known.is_same(stream)) {
             streams.push(stream.clone());
         }
     }
 
     fn streams(&self) -> Vec<Stream> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     /// Waits for the work on these streams. Returns false if some of this work may still run, because a stream is

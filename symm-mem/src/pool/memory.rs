@@ -27,7 +27,7 @@ use process_group::{
 };
 
 use super::{attachments::Attachments, dropped::DroppedOn};
-use crate::agreement::PoolId;
+use crate::{agreement::PoolId, lock::lock};
 
 /// The segments and blocks that one pin keeps allocated.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -195,7 +195,7 @@ impl Memory {
     /// Locks the arena. Returns a guard instead of running a closure: the arena's log records the source line of the
     /// request by `#[track_caller]`, which does not pass through closures.
     pub(crate) fn arena(&self) -> Arena<'_> {
-        Arena(self.inside.lock().unwrap_or_else(PoisonError::into_inner))
+        Arena(lock(&self.inside))
     }
 
     /// Returns whether a declared capture is in progress.

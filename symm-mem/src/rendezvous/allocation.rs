@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -17,6 +17,7 @@ use cuda_driver::{
 
 use super::{Layout, protocol::Subject};
 use crate::{
+    lock::lock,
     pool::Attachments,
     sharing::{self, ForeignError, ForeignMemory, Shareable},
 };
@@ -325,7 +326,7 @@ impl PeerAllocator for CudaAllocator {
     }
 
     fn persistent(&self, id: u64, bytes: usize) -> Result<PeerMemory, AllocationError> {
-        let mut persistent = self.persistent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut persistent = lock(&self.persistent);
         if let Some(memory) = persistent.get(&id) {
             if !memory.is_unique() {
                 return Err(AllocationError::StillAlive { id });

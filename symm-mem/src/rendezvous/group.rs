@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use bootstrap::agreement::Object;
@@ -18,6 +18,7 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     group_object::GroupObject,
+    lock::lock,
 };
 
 /// The information on a group that a rendezvous needs: its id and name, its members, this rank's place (index) in the
@@ -217,7 +218,7 @@ impl Groups {
     /// another group with this name.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
-        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = lock(&self.by_name);
         if let Some(set) = by_name.get(&*info.name) {
             let (name, ranks) = (set.name.to_string(), set.ranks.to_vec());
             return Err(GroupInfoError::AlreadySet { name, rank: set.rank, ranks });
@@ -231,7 +232,7 @@ impl Groups {
     /// # Errors
     /// [`GroupInfoError::Unknown`].
     pub fn get(&self, name: &str) -> Result<GroupInfo, GroupInfoError> {
-        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_name = lock(&self.by_name);
         by_name.get(name).cloned().ok_or_else(|| {
             let mut known: Vec<String> = by_name.keys().cloned().collect();
             known.sort_unstable();
@@ -242,6 +243,6 @@ impl Groups {
     /// Removes a group, so that its name can be set again. Call it after the group has ended. Returns the group's
     /// information, or `None` if no group of this name was set.
     pub fn forget(&self, name: &str) -> Option<GroupInfo> {
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+        lock(&self.by_name).remove(name)
     }
 }

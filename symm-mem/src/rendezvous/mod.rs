@@ -48,7 +48,7 @@ pub mod protocol;
 mod signals;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -79,6 +79,7 @@ use crate::{
     agreement::hash::chain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    lock::lock,
     sharing::{self, Export, Handle, Offer, Outcome, Party, Site},
 };
 
@@ -279,7 +280,7 @@ impl Rendezvous {
         let PeerGroup { info, context, .. } = &**group;
         // Mapping must neither become part of an open capture nor invalidate the capture.
         let _relaxed = RelaxedCapture::enter(context.driver());
-        let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.inner.next);
         let number = *next;
         *next += 1;
         let prepared = buffer.and_then(|buffer| {
@@ -326,9 +327,7 @@ impl Rendezvous {
                     None => (Ending::OutOfStep, None),
                 }
             }
-            Err(failed) => {
-                (Ending::of(failed.ending, |failure| RendezvousRefusal::from(failure).into()), failed.store)
-            }
+            Err(failed) => (Ending::of_meeting(failed.ending), failed.store),
         };
         let kind = ErrorKind::of_ending(ending, ErrorKind::RendezvousRefused, failure, Vec::new());
         Err(info.failed(&self.call(), kind))

@@ -31,7 +31,10 @@ use cuda_driver::{
 use process_group::group::path::Way;
 
 use super::{PeerBuffers, PeerMemory, protocol::Subject};
-use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
+use crate::{
+    kernels::{FaultRecord, KernelError, Kernels, PadLayout},
+    lock::lock,
+};
 
 /// A slot as this rank uses it: the direction of the signal, the peer, the channel.
 pub(super) type Slot = (Way, u32, u32);
@@ -108,7 +111,7 @@ impl Pads {
         }
         // The lock is held until the event is recorded. Otherwise another thread could enqueue an operation on one of
         // these slots in between.
-        let mut lasts = self.lasts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lasts = lock(&self.lasts);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
             if !last.stream.is_same(stream) && !waited.iter().any(|event| Arc::ptr_eq(event, &last.done)) {

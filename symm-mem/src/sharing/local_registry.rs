@@ -3,31 +3,28 @@
 use std::{
     collections::HashMap,
     sync::{
-        LazyLock, Mutex, MutexGuard, PoisonError,
+        LazyLock, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::Shareable;
+use crate::lock::lock;
 
 /// The registered memory, by its token.
 static MEMORY: LazyLock<Mutex<HashMap<u64, Shareable>>> = LazyLock::new(Mutex::default);
-
-fn lock() -> MutexGuard<'static, HashMap<u64, Shareable>> {
-    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Registers `memory` until the returned [`LocalToken`] is dropped.
 pub(super) fn register(memory: Shareable) -> LocalToken {
     static TOKENS: AtomicU64 = AtomicU64::new(0);
     let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-    lock().insert(token, memory);
+    lock(&MEMORY).insert(token, memory);
     LocalToken { token }
 }
 
 /// Returns the memory with this token, or `None` if it is not registered.
 pub(super) fn find(token: u64) -> Option<Shareable> {
-    lock().get(&token).cloned()
+    lock(&MEMORY).get(&token).cloned()
 }
 
 /// The registration of memory. Dropping it removes the memory from the registry.
@@ -37,7 +34,7 @@ pub(super) struct LocalToken {
 
 impl Drop for LocalToken {
     fn drop(&mut self) {
-        let gone = lock().remove(&self.token);
+        let gone = lock(&MEMORY).remove(&self.token);
         // The registry is unlocked here, because the drop of the memory may use it.
         drop(gone);
     }

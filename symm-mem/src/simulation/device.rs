@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use caching_alloc::{
@@ -24,7 +24,7 @@ use super::{
     library::Library,
     violation::{Violation, ensure},
 };
-use crate::sharing;
+use crate::{lock::lock, sharing};
 
 /// The memory of each simulated device in bytes, more than any run uses. To test failing allocations, a
 /// `LimitingSource` limits the pools of each rank to fewer bytes. It does not count the memory that NCCL allocates on
@@ -111,7 +111,7 @@ impl Devices {
 /// would draw other numbers than later runs of the same seed. So the check has a world of its own.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
-    let mut known = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&FUNCTIONS);
     if let Some(functions) = known.get(&release) {
         return Ok(functions.clone());
     }
@@ -190,7 +190,7 @@ impl Device {
     }
 
     fn releases(&self) -> MutexGuard<'_, Releases> {
-        self.releases.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.releases)
     }
 }
 

@@ -22,7 +22,8 @@ use super::{
 use crate::{
     Standing,
     agreement::{Agreed, Ending, NoWindows, Segment},
-    membership::{GroupState, commit::Done, lock},
+    lock::lock,
+    membership::{GroupState, commit::Done},
 };
 
 /// The description of a store failure. The simulation passes it to the pool at the end of each commit, agreement on

@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeMap,
     fmt, mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use cuda_driver::Context;
@@ -23,6 +23,7 @@ use super::{
     communicator::{Communicator, Registration},
     violation::{Violation, bail, ensure},
 };
+use crate::lock::lock;
 
 /// One creation of a group. A group can be created again with the same id. The new one has a new communicator and the
 /// next `number`.
@@ -227,7 +228,7 @@ impl Library {
         // Before all members have joined, there is no communicator. The call would wait for them, so it is not made.
         let ends = self.ends.clone();
         let end = move |windows| {
-            ends.lock().unwrap_or_else(PoisonError::into_inner).push((group, rank, turn, windows));
+            lock(&ends).push((group, rank, turn, windows));
         };
         side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, end))
     }
@@ -235,7 +236,7 @@ impl Library {
     /// Returns the calls of [`register`](Self::register) that have ended since the last call of `returned`.
     pub(super) fn returned(&mut self) -> Vec<EndedCall> {
         let mut ended = Vec::new();
-        let ends = mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
+        let ends = mem::take(&mut *lock(&self.ends));
         for (group, rank, turn, windows) in ends {
             let Some(side) = self.side_mut(group, rank) else { continue };
             let WindowCall { extents, token } = &side.calls[turn];

@@ -21,7 +21,8 @@ use crate::{
         self, Agreed, Capabilities, CommitProtocol, LogPoint, OfferedMemory, Outcome, PeerMappings,
         PeerOffer, Plan, Policy, PoolId, Release, Segment, Start, hash::chain,
     },
-    membership::{GroupState, commit::offer, lock, readiness},
+    lock::lock,
+    membership::{GroupState, commit::offer, readiness},
     rendezvous::protocol::{self, Record},
     sharing::{self, Export, Handle, Site, Uuid},
 };

@@ -86,6 +86,7 @@ use std::{
 
 pub use self::violation::{Limits, Violation};
 use self::{device::Devices, world::World};
+use crate::lock::lock;
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,7 +215,7 @@ pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: &(dyn F
                 break;
             }
             let run = run(seed, limits, false);
-            let mut all = summary.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&summary);
             all.seeds += 1;
             all.steps += run.steps;
             all.states.extend(run.states);

@@ -2,12 +2,7 @@
 //! The bytes of a connection travel in *pieces*, and arrive in the order in which they were sent. `store` decides when
 //! a piece arrives.
 
-use std::{
-    collections::VecDeque,
-    mem,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, mem, sync::Mutex, time::Duration};
 
 use bootstrap::store::{
     Deadline, Store, StoreError,
@@ -19,6 +14,7 @@ use super::{
     requests::Asked,
     violation::{Violation, bail},
 };
+use crate::lock::lock;
 
 /// The time limit of the client for the answer to a request that does not wait for a key, and of the server for the
 /// greeting of a client. It is longer than any run, so it never expires. No shorter limit is needed: an open connection
@@ -300,7 +296,7 @@ pub(super) struct AtOnce<'a>(Mutex<&'a mut Network>);
 
 impl Store for AtOnce<'_> {
     fn call(&self, request: Request) -> Result<Option<Reply>, StoreError> {
-        let mut network = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut network = lock(&self.0);
         let removed = match &request {
             Request::Delete { key } => Some(String::from_utf8_lossy(key).into_owned()),
             _ => None,

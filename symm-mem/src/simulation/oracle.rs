@@ -24,10 +24,11 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use bootstrap::agreement::RETRY_FLOOR;
+
 use super::{
     results::{Ended, Kind, Meeting, Said},
     scenario::DEADLINE,
-    store::RETRY_FLOOR,
     trouble::Trouble,
     violation::{Violation, bail, ensure},
     world::World,
@@ -119,7 +120,7 @@ impl World {
                 Trouble::CutOff(_, ms) if it.rank == culprit => ms * 1000,
                 _ => 0,
             };
-            let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
+            let retries = if it.said.store_failed() { RETRY_FLOOR.as_micros() as u64 } else { 0 };
             // An agreement on a length has no actions after the decision. But a rank whose patience (the time for which
             // it waits for missing members) has ended searches for a circular wait. For this, it twice reads the waits
             // of all ranks from the store, see `look`. If the two reads differ, it repeats both at most once. So it

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Standing,
     agreement::{ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Start, WindowSupport, hash::chain},
-    membership::lock,
+    lock::lock,
 };
 
 impl World {

@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use bootstrap::{
 };
 
 use super::violation::Violation;
+use crate::lock::lock;
 
 /// A request of a rank to the store.
 #[derive(Debug, Clone)]
@@ -111,7 +112,7 @@ struct Replayed {
 
 impl Replay<'_> {
     fn state(&self) -> MutexGuard<'_, Replayed> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn reply(&self, call: Call) -> Result<Option<Reply>, StoreError> {

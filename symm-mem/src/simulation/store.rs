@@ -8,7 +8,7 @@
 use std::{mem, time::Duration};
 
 use bootstrap::{
-    agreement::{Answer, Decision, read_verdict},
+    agreement::{Answer, Decision, RETRY_FLOOR, read_verdict},
     store::machine::{self, Call, ClientId, Failure, client},
 };
 
@@ -24,9 +24,6 @@ use crate::agreement::{CommitProtocol, Outcome, Rejection};
 
 /// The delay before a failed request is made again, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
-/// The least time in µs for which a member [in doubt](super::work::Work::is_in_doubt) repeats a failed request, counted
-/// from the first failure.
-pub(super) const RETRY_FLOOR: u64 = 5_000_000;
 
 impl World {
     fn time(&self) -> Duration {
@@ -177,7 +174,7 @@ impl World {
         let current = state.token == token && !state.is_over();
         let in_doubt = state.task.as_mut().filter(|task| current && task.work.is_in_doubt());
         in_doubt.is_some_and(|task| {
-            let floor = *task.failing_since.get_or_insert(now) + RETRY_FLOOR;
+            let floor = *task.failing_since.get_or_insert(now) + RETRY_FLOOR.as_micros() as u64;
             now < floor.max(task.span.begun + task.span.deadline)
         })
     }

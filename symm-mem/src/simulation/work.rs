@@ -15,9 +15,10 @@ use crate::{
         RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Segment, Start,
         commit_ending, length_ending, plain_ending, retirement_ending,
     },
-    exchange::protocol::{self as exchange, ExchangeProtocol, ExchangeRefusal},
-    membership::{GroupState, lock},
-    rendezvous::protocol::{Record, RendezvousProtocol, RendezvousRefusal},
+    exchange::protocol::{self as exchange, ExchangeProtocol},
+    lock::lock,
+    membership::GroupState,
+    rendezvous::protocol::{Record, RendezvousProtocol},
 };
 
 /// The key of a mapping of peers' memory that a rank keeps after a rendezvous: the ordinal of a segment of the pool, or
@@ -299,13 +300,11 @@ impl Work {
                     opened,
                     |plan, _, _| Want::Open(plan),
                     |result, it| {
-                        let error =
-                            |ending| Ending::of(ending, |failure| ExchangeRefusal::from(failure).into());
                         // The state machine leaves out the agreement if it has passed it to `Want::Open` before.
                         let agreed = |agreed: Option<exchange::Agreement>| {
                             agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
                         };
-                        Said::Exchange(result.map_err(error).and_then(agreed))
+                        Said::Exchange(result.map_err(Ending::of_meeting).and_then(agreed))
                     },
                 )
             }
@@ -318,11 +317,7 @@ impl Work {
                     now,
                     opened,
                     |plan, _, _| Want::Share(plan),
-                    |result, _| {
-                        Said::Meet(result.map_err(|ending| {
-                            Ending::of(ending, |failure| RendezvousRefusal::from(failure).into())
-                        }))
-                    },
+                    |result, _| Said::Meet(result.map_err(Ending::of_meeting)),
                 )
             }
         }

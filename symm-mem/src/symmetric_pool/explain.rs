@@ -8,7 +8,8 @@ use cuda_driver::DevicePtr;
 use super::SymmetricPool;
 use crate::{
     agreement::{GroupId, NoWindows, Poison, Refusal},
-    membership::{BufferLocation, Index, LookupError, Standing, SymmetricGroup, lock},
+    lock::lock,
+    membership::{BufferLocation, Index, LookupError, Standing, SymmetricGroup},
 };
 
 /// The means by which a group's collectives access a buffer.

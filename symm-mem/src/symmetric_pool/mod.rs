@@ -34,9 +34,9 @@ use crate::{
     domain::Domain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    lock::lock,
     membership::{
         BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, RetireReport, SymmetricGroup,
-        lock,
     },
     pool::{Arena, Memory, PoolCapture, SliceError, SymmetricBlock, check_stream, into_slice},
     rendezvous::{Buffer, SymmetricMemory},

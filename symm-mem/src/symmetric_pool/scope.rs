@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use caching_alloc::core::{
@@ -14,6 +14,7 @@ use caching_alloc::core::{
 use super::{SymmetricPool, several::commit_all};
 use crate::{
     error::Error,
+    lock::lock,
     membership::{CommitOptions, CommitReport, SymmetricGroup},
     pool::SymmetricBlock,
 };
@@ -186,12 +187,12 @@ impl SegmentSource for PoolSource {
             return Err(SourceError::Failed { call: "SymmetricPool::allocate", source: source.into() });
         }
         let memory = SegmentMemory { address: block.ptr().0, bytes, token: 0 };
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(memory.address, block);
+        lock(&self.blocks).insert(memory.address, block);
         Ok(memory)
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
-        let block = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory.address);
+        let block = lock(&self.blocks).remove(&memory.address);
         match block {
             Some(block) => {
                 drop(block);

@@ -1,6 +1,6 @@
 //! Enqueues the pieces of one call: its chunks and zero-copy messages.
 
-use std::sync::{PoisonError, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use cuda_driver::{DevicePtr, Event, EventFlags, Stream};
 use process_group::group::path::{PathError, Way};
@@ -16,6 +16,7 @@ use super::{
     },
     Core,
 };
+use crate::lock::lock;
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
@@ -161,13 +162,13 @@ impl Core {
 
     fn fork(&self, capture: Option<u64>) -> cuda_driver::Result<Event> {
         let forks = &self.forks[usize::from(capture.is_some())];
-        let kept = forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = lock(forks).pop();
         kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
     /// Keeps an event for reuse. A wait that is already enqueued refers to the earlier record, so reuse is safe.
     fn keep(&self, fork: Event, capture: Option<u64>) {
-        self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+        lock(&self.forks[usize::from(capture.is_some())]).push(fork);
     }
 
     /// Returns a function that takes a slot of the lane, and returns the addresses of two words: the word that this

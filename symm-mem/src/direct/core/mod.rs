@@ -7,7 +7,7 @@ mod reach;
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -32,7 +32,7 @@ use super::{
     place::Place,
     zero_copy::{Offer, Take},
 };
-use crate::{membership::MappedSegments, rendezvous::SymmetricMemory};
+use crate::{lock::lock, membership::MappedSegments, rendezvous::SymmetricMemory};
 
 /// Counts of the messages that this rank has sent and received through a direct path, returned by
 /// [`Direct::report`](super::Direct::report). Messages of 0 bytes, and messages of a rank to itself, are not counted. A
@@ -172,7 +172,7 @@ impl Core {
         wanted.dedup();
         let part = |at: &usize| {
             let lane = &self.lanes[*at];
-            let state = lane.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = lock(&lane.state);
             let unlaunched = self.flag_pages[self.rank].log(lane.peer, lane.way).count();
             Part { lane, state, pieces: Vec::new(), unlaunched }
         };

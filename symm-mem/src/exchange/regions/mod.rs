@@ -9,7 +9,7 @@ mod state;
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -27,6 +27,7 @@ use self::{
     state::{Inner, Peer, WIRE},
 };
 use super::{Awaited, Fault, TransferError, quiet};
+use crate::lock::lock;
 
 /// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member can [transfer](Self::transfer) ranges of
@@ -175,7 +176,7 @@ impl Regions {
         }
         let shared = &self.inner.owner.shared;
         let _gate = quiet::enqueueing();
-        let mut waits = peer.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = lock(&peer.waits);
         let round = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
         wire.awaited.store(round, Ordering::Release);

@@ -38,7 +38,6 @@ pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
     group::{SymmetricGroup, end_poisoned},
     group_state::GroupState,
-    lock::lock,
     lookup::Standing,
     mapped::MappedSegment,
     memberships::Memberships,
@@ -51,6 +50,7 @@ use crate::{
     },
     error::Error,
     error_kind::ErrorKind,
+    lock::lock,
     rendezvous::{GroupInfo, Pads, PeerBuffers, PeerGroup, PeerMapping},
     sharing::Site,
 };

@@ -16,7 +16,8 @@ use process_group::{
 use crate::{
     agreement::{CommitProtocol, Poison, Rejection},
     domain::Domain,
-    membership::{group::ABORT_PATIENCE, lock::lock},
+    lock::lock,
+    membership::group::ABORT_PATIENCE,
 };
 
 /// The time limit of each store request of the [`Watch`]'s thread. After a request that timed out, the thread ends if
