@@ -1,12 +1,15 @@
 //! The capabilities of a rank's libraries. They are part of the rank's record, and must be equal on all members.
 //!
-//! To add a capability, add a field to [`Capabilities`], and set the field in `membership/commit/offer.rs`. Add a
-//! variant to [`Capability`], and the comparison of the members' values to `decide.rs`. A new field changes the
-//! encoding of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] and the comparison to
+//! [`Capabilities::difference`]. Set the field in `membership/commit/offer.rs`. A new field changes the encoding of the
+//! records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 
-use super::wire::{wire_enum, wire_struct};
+use super::{
+    ValuesByRank,
+    wire::{wire_enum, wire_struct},
+};
 
 /// A rank's support of windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +34,22 @@ pub struct Capabilities {
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
+
+impl Capabilities {
+    /// Returns the first capability that differs between the ranks, and its value on each rank as text. Returns `None`
+    /// if all are equal.
+    pub(super) fn difference(of_ranks: &[(u32, &Self)]) -> Option<(Capability, ValuesByRank<String>)> {
+        let libraries = ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, it.library)));
+        if !libraries.is_unanimous() {
+            return Some((Capability::Library, libraries.map(|code| code.to_string())));
+        }
+        let has_windows = |it: &Self| it.windows == WindowSupport::Available;
+        let windows = ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, has_windows(it))));
+        // The reasons for missing windows are shown, but not compared: they may depend on a rank's environment.
+        let texts = || ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, it.windows.to_string())));
+        (!windows.is_unanimous()).then(|| (Capability::Windows, texts()))
+    }
+}
 
 impl fmt::Display for WindowSupport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,7 +9,7 @@ use process_group::group::GroupId;
 
 use super::{
     Ranks, ValuesByRank,
-    capabilities::{Capability, WindowSupport},
+    capabilities::{Capabilities, WindowSupport},
     opening,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
@@ -119,16 +119,8 @@ fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
 }
 
 fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
-    let libraries = split(records, |record| record.capabilities.library);
-    let windows = split(records, |record| record.capabilities.windows == WindowSupport::Available);
-    let (what, values) = match (libraries.is_unanimous(), windows.is_unanimous()) {
-        (false, _) => (Capability::Library, libraries.map(|code| code.to_string())),
-        // The reasons for missing windows are shown, but not compared: they may depend on a rank's environment.
-        (true, false) => {
-            (Capability::Windows, split(records, |record| record.capabilities.windows.to_string()))
-        }
-        (true, true) => return None,
-    };
+    let of_ranks: Vec<_> = records.iter().map(|(rank, record)| (*rank, &record.capabilities)).collect();
+    let (what, values) = Capabilities::difference(&of_ranks)?;
     Some(Refusal::CapabilityMismatch { what, values })
 }
 
