@@ -149,8 +149,7 @@ impl Error {
         self.0.kind.name()
     }
 
-    /// Returns the refusal of a commit, a retirement or an agreed allocation, which all members got. `None` if the
-    /// error is of another kind.
+    /// Returns the refusal, if a commit, a retirement or an agreed allocation was refused. Otherwise returns `None`.
     #[must_use]
     pub fn refusal(&self) -> Option<&Refusal> {
         match self.kind() {
@@ -159,8 +158,8 @@ impl Error {
         }
     }
 
-    /// Returns the refusal of a rendezvous, which all members got. The error of an exchange or of a direct path can
-    /// contain one too, because both map memory by a rendezvous. `None` if the error is of another kind.
+    /// Returns the refusal, if a rendezvous was refused. Otherwise returns `None`. An exchange and a direct path map
+    /// memory by a rendezvous, so their errors can contain such a refusal too.
     #[must_use]
     pub fn rendezvous_refusal(&self) -> Option<&RendezvousRefusal> {
         match self.kind() {
@@ -169,7 +168,7 @@ impl Error {
         }
     }
 
-    /// Returns the refusal of an exchange, which all members got. `None` if the error is of another kind.
+    /// Returns the refusal, if an exchange was refused. Otherwise returns `None`.
     #[must_use]
     pub fn exchange_refusal(&self) -> Option<&ExchangeRefusal> {
         match self.kind() {

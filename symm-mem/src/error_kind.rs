@@ -27,8 +27,8 @@ pub enum ErrorKind {
     /// rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
-    /// An [exchange](crate::exchange) was refused on all members. No member has the plan of transfers that the exchange
-    /// was to make. An earlier plan of the same name is unchanged.
+    /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers or the shared
+    /// regions. An earlier plan of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
     /// A commit or retirement failed after its decision. Or a commit found that the group was poisoned already, or that
@@ -129,7 +129,7 @@ pub enum ErrorKind {
         /// The address of the memory.
         address: u64,
     },
-    /// The members of the group have not mapped the segment of a block.
+    /// The members of the group have not mapped the segment of a block, or the group is poisoned.
     #[error(
         "NotMapped: the members have not mapped segment {ordinal}{}",
         match reason {
@@ -140,7 +140,8 @@ pub enum ErrorKind {
     NotMapped {
         /// The segment of the block.
         ordinal: u32,
-        /// The reason why a commit has not mapped it. `None` if the segment is not committed for the group.
+        /// The reason why the commit of the segment did not map it. `None` if the segment is not committed for the
+        /// group, belongs to another pool, or was mapped before the group was poisoned.
         reason: Option<Unmapped>,
     },
     /// This rank has too few adjacent free channels for a plan of an [exchange](crate::exchange). A channel is a slot
@@ -168,9 +169,9 @@ pub enum ErrorKind {
         world: usize,
     },
     /// Another rank of this process has dropped plans or regions of an exchange, and is closing memory of its peers or
-    /// freeing its own. The driver may return from such a call only when that rank's device is idle, and it did not
-    /// return in time. Until it returns, this rank cannot create an exchange, because its transfers could block in the
-    /// driver. The other members of the exchange get a refusal that names this rank.
+    /// freeing its own. Such a driver call may return only when that rank's device is idle, and the call did not return
+    /// in time. Until the call returns, this rank cannot create an exchange, because the exchange's transfers could
+    /// block in the driver. The other members of the exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -251,8 +252,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of an agreement. `refused` converts a refusal. `failure` is the store's error, if the store
-    /// failed. `groups` are the groups that are poisoned if the ending is one that poisons groups: for a commit its
-    /// group, for a retirement its poisoned groups. Other agreements poison no groups, so for them it is empty.
+    /// failed. `groups` are the group of a commit, or the poisoned groups of a retirement. For other agreements, which
+    /// poison no groups, `groups` is empty.
     pub(crate) fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,

@@ -43,7 +43,7 @@ where
             let (rank, store, key, ignores) = (self.rank, self.store.clone(), key.to_owned(), self.ignores);
             health.listen_for_end(move |ended| {
                 if !ignores(ended) {
-                    // If this store request fails, the wait ends at its next call of `check`.
+                    // If this store request fails, the wait ends at the next call of `check`.
                     let _ = agreement::end_wait(&*store, &key, gone(rank, ended));
                 }
             })

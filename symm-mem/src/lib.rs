@@ -21,7 +21,7 @@
 //!     None => println!("{} windows in {:?}", report.new_windows, report.elapsed),
 //!     Some(reason) => println!("the same offsets everywhere, but no windows: {reason}"),
 //! }
-//! // The buffer is in a window: the all-reduce of every rank reads and writes its peers' memory directly.
+//! // If the buffer is in a window, the all-reduce of every rank reads and writes its peers' memory directly.
 //! let found = pool.lookup(gradients.ptr(), gradients.bytes(), world.id())?;
 //! # Ok(())
 //! # }
@@ -31,7 +31,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, retirements and agreed lengths |
-//! | [`direct`] | messages of a process group without a communicator |
+//! | [`direct`] | `send` and `recv` of a process group through symmetric memory, without a communicator |
 //! | [`exchange`] | one-sided put and get: plans of transfers, and shared regions |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
@@ -48,7 +48,7 @@
 //! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places a block and logs the request; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
 //! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before the rank offers any segment to the members |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
-//! | I4 | a group's committed log only grows, is equal on all members, and contains each segment at most once | [`agreement::GroupLog`]; each member posts the log's hash in its record of every commit and retirement, and the members compare the hashes ([`Poison::CommittedLogDiverged`]) |
+//! | I4 | a group commits each segment at most once; its log of committed and retired segments is equal on all members, and only grows until the pool forgets the group | [`agreement::GroupLog`]; each member posts the log's hash in its record of every commit and retirement, and the members compare the hashes ([`Poison::CommittedLogDiverged`], [`Refusal::CommittedLogDiverged`]) |
 //! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order fails by its deadline, with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |

@@ -116,7 +116,8 @@ fn registered(report: &Report<Answer>) -> Option<Outcome> {
 }
 
 /// Converts the ending of a commit from the form of [`bootstrap::agreement`] to an [`Ending`]. `member` is the member
-/// that got it. `last` is the plan of the last action that the member has begun, or `None` if it has begun none.
+/// that got the ending. `last` is the plan of the last action that the member has begun, or `None` if it has begun
+/// none.
 #[must_use]
 pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
     let only_explains = last.is_some_and(Plan::only_explains);

@@ -15,9 +15,9 @@ use crate::domain::rank_of;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<R = Refusal> {
     /// The agreement was refused: this member has registered, retired or mapped nothing. All members get the same
-    /// reason, with two exceptions. If another process has run as this rank, or this rank's list of members differs
-    /// from the list of the others, this member may be the only one that gets the reason, and the others may have
-    /// agreed without it.
+    /// reason, with two exceptions. In both, the others may have agreed without this member:
+    /// - This rank's list of members differs from the list of the others.
+    /// - Another process runs as this rank in a rendezvous or an exchange.
     Refused(R),
     /// The group is poisoned on all members. Only a commit, a plain registration or a retirement ends so. Exception: if
     /// this member could not undo a plain registration (`ncclCommRegister`), the group is poisoned on this member
@@ -102,8 +102,8 @@ impl Ending {
     }
 }
 
-/// Takes the store's error out of `failed`, the failed agreement of `member`. If there is no such error, but another
-/// process runs as this rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
+/// Takes the store's error out of `failed`, the failed agreement of `member`, and returns it. If there is no such
+/// error, but another process runs as this rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

@@ -144,10 +144,10 @@ impl GroupLog {
     }
 
     /// Begins the next commit. `record` describes the state of the pool and of this rank, and has all segments of the
-    /// pool that are not retired, in ascending order of ordinals. This function sets the record's committed log, removes
-    /// the segments that are not new to the group, and replaces the readiness if the group is poisoned. `deadline` is
-    /// the time limit of the commit. Returns the arguments with which this rank starts the agreement, and the new
-    /// segments in this rank's record.
+    /// pool that are not retired, in ascending order of ordinals. This function sets the record's committed log. It
+    /// removes the segments that are not new to the group, and replaces the readiness if the group is poisoned.
+    /// `deadline` is the time limit of the commit. Returns the arguments with which this rank starts the agreement, and
+    /// the new segments in this rank's record.
     pub fn begin(&mut self, mut record: Record, deadline: Duration) -> (Start<CommitProtocol>, Vec<Segment>) {
         if let Some(poison) = &self.poison {
             record.readiness = Readiness::Poisoned(poison.clone());

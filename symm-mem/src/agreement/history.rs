@@ -109,7 +109,7 @@ impl fmt::Display for Operation {
 }
 
 /// Returns the last part of the text of a [`Divergence::At`]: advice on making the ranks' pools equal again.
-/// `operations` and `can_grant` are its fields.
+/// `operations` and `can_grant` are the fields of the divergence.
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.filter(|(_, operation)| operation.kind != OperationKind::Refuse);

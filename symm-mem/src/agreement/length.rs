@@ -79,7 +79,7 @@ pub(crate) fn length_patience(deadline: Duration) -> Duration {
 }
 
 /// Converts the ending of an agreement on a length from the form of [`bootstrap::agreement`] to an [`Ending`]. `member`
-/// is the member that got it.
+/// is the member that got the ending.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

@@ -1,6 +1,5 @@
 //! The agreements of ranks about a pool: commits, plain registrations, retirements and lengths of allocations. Each
-//! kind of agreement implements [`Protocol`](bootstrap::agreement::Protocol) and does no I/O. [`bootstrap::agreement`]
-//! runs it.
+//! kind of agreement implements [`Protocol`](bootstrap::agreement::Protocol), without I/O.
 //!
 //! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
 //!   message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure functions of the

@@ -24,10 +24,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// A number for a mapped segment: on this rank, this number and all higher ones are free. The members of a group
-    /// number the segments that they have mapped for each other, from 0, over all pools that are committed for the
-    /// group. A number identifies the same segment on every member. A commit gives its first segment the highest `next`
-    /// among the members, and numbers its other segments consecutively.
+    /// The number that this rank proposes for the first segment of this commit. The members of a group number the
+    /// segments that they have mapped for each other, from 0, over all pools that are committed for the group. A number
+    /// identifies the same segment on every member. So the first segment gets the highest proposal of the members, and
+    /// the others get the next numbers.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.
@@ -80,7 +80,7 @@ pub enum Unmapped {
     /// The commit has no new segments.
     #[error("the commit has no new segments")]
     NothingNew {},
-    /// A rank offered no memory.
+    /// A rank offered no memory or only some of the segments. Or only some of the ranks offered a signal pad.
     #[error("rank {rank} shares no memory: {cause}")]
     NotOffered {
         /// The rank.

@@ -45,7 +45,8 @@ pub enum Plain {
 }
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause } });
 
-/// The agreement on a plain registration. Each member registers before the agreement starts. Its record is the outcome.
+/// The agreement on a plain registration. Each member registers before the agreement starts, and its record is the
+/// outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationProtocol;
 

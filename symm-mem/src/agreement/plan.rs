@@ -110,7 +110,7 @@ pub enum Plan {
         /// The decision to take after the search.
         after: After,
     },
-    /// Post the operation with this number in the allocation log.
+    /// Post the operation that has this number in the allocation log.
     Recall {
         /// The number, from 0.
         sequence: u64,

@@ -127,7 +127,7 @@ pub struct Enqueued {
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The numbers of messages between a rank and one peer that the rank has enqueued.
+/// The numbers of sends and receives that a rank has enqueued for one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.

@@ -23,10 +23,10 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The reason why an operation was refused. All members get the same value, with an exception that
-/// [`Ending::Refused`](super::Ending::Refused) describes. Nothing was registered or retired, and the group's windows
-/// are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be made
-/// anew ([`EpochMismatch`](Self::EpochMismatch)).
+/// The reason why an operation was refused. All members get the same value. Exception: if this rank's list of members
+/// differs from the list of the others, the others may have agreed without this rank. Nothing was registered or
+/// retired on this rank, and the group's windows are unchanged. The group can commit again, unless it has ended
+/// ([`MemberLost`](Self::MemberLost)) or must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
 ///
 /// In [`CommitReport::pending`](crate::CommitReport::pending), the value describes the first difference between the
 /// ranks. The commit has left the segments after this difference pending.
@@ -182,7 +182,7 @@ pub enum Refusal {
     },
     /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives. This could deadlock: a
     /// running send or receive may wait for its counterpart, which the peer enqueues only after the commit, while the
-    /// registration waits until the running one has ended.
+    /// registration waits until the running send or receive has ended.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]
@@ -242,10 +242,11 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the domain, by rank. If `circle` is empty: for each present member, the generation in
-        /// which it waits, and for each missing rank in an earlier generation, that generation. If `circle` is not
-        /// empty: for each of its ranks that waits in an agreement of this domain, the generation of that agreement.
-        /// The remaining ranks have no entry.
+        /// The generations of the domain, by rank. Other ranks have no entry.
+        /// - If `circle` is empty: the generation of each present member, and of each missing rank that is in an
+        ///   earlier generation.
+        /// - Otherwise: for each rank in `circle` that waits in an agreement of this domain, the generation of this
+        ///   agreement.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,

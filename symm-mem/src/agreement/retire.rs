@@ -224,9 +224,9 @@ fn judge_quiet(releases: &Posted) -> Decision {
     }
 }
 
-/// Returns the result of the retirement from the outcomes of [`RetirePlan::Deregister`]. The culprits are the ranks
-/// that posted no outcome, [`Release::Failed`] or [`Release::Blocked`]. A rank that posted [`Release::Over`] is not a
-/// culprit, because it may only have noticed that another rank ended the group.
+/// Returns the result of the retirement from the outcomes of [`RetirePlan::Deregister`]. A rank is a culprit if it
+/// posted [`Release::Failed`] or [`Release::Blocked`], or if it posted nothing. A rank that posted [`Release::Over`] is
+/// not a culprit, because it may only have noticed that another rank ended the group.
 pub(super) fn judge_released(releases: &Posted) -> Retired {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
@@ -334,10 +334,10 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement from the form of [`bootstrap::agreement`]. `member` is the member that got it.
-/// `last` is the plan of the last action that the member has begun, or `None` if it has begun none. If the agreement
-/// failed after the member began to deregister, returns `Ok` with [`Retired::Poisoned`], because some windows may be
-/// gone.
+/// Converts the ending of a retirement from the form of [`bootstrap::agreement`]. `member` is the member that got the
+/// ending. `last` is the plan of the last action that the member has begun, or `None` if it has begun none. If the
+/// agreement failed after the member began to deregister, returns `Ok` with [`Retired::Poisoned`], because some windows
+/// may be gone.
 ///
 /// # Errors
 /// The reason why nothing is retired, or why this rank cannot find out the result ([`Ending::StoreFailed`] in doubt,

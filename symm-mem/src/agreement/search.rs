@@ -18,9 +18,9 @@ const PARTS: u64 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The lower end. In the first round, the greatest [`log_since`](Record::log_since) of all ranks, so every rank
-    /// still has the hash of its log at each length in the range. But if the shortest log ends before that, `low` is
-    /// the length of the shortest log, and some ranks may have no hash at `low`. In later rounds, a length at which all
-    /// ranks have the same hash.
+    /// still has the hash of its log at each length in the range. If the shortest log is shorter than this value, `low`
+    /// is the length of the shortest log instead, and some ranks may have no hash at `low`. In later rounds, a length
+    /// at which all ranks have the same hash.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
     /// differ.
@@ -84,8 +84,8 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
     // Called only if the hashes at `high` differ, or a rank no longer has its hash at `high`. If the hashes differ, the
-    // first operation that differs has a number below `high`. If a hash is unknown, operation `high` can be the first
-    // one that differs too.
+    // first operation that differs has a number below `high`. If a rank's hash is unknown, the number can also be
+    // `high`.
     let forgotten = || {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }

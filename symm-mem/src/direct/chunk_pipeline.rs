@@ -16,8 +16,8 @@ pub(super) struct ChunkPipeline<'a> {
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
-    /// Given a slot, the addresses of two words: the one that this rank waits for, and the one by which it signals the
-    /// peer.
+    /// Returns the addresses of two words of a slot: the word that this rank waits for, and the word by which it
+    /// signals the peer.
     pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
 }
 

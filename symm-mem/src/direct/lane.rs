@@ -27,8 +27,8 @@ pub(super) struct Lane {
     /// Event recorded on the second stream, after its last eager chunk. The first stream waits for this event before
     /// `end` is recorded.
     second_end: Event,
-    /// Streams with eager work of the lane after which no event could be recorded, because the driver call failed.
-    /// [`is_idle`](Self::is_idle) queries these streams instead of an event.
+    /// Streams with eager work of the lane after which no event could be recorded, because the driver call failed. So
+    /// [`is_idle`](Self::is_idle) also queries these streams.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,

@@ -95,7 +95,8 @@ impl Protocol for FlagPageProtocol {
     }
 }
 
-/// Creates this rank's flag page, and offers it to the other ranks until the [`Offer`] is dropped.
+/// Creates this rank's flag page, and offers it to the other ranks until the [`Offer`] is dropped. The [`PageOffer`] is
+/// for this rank's record.
 fn offered(context: &Context, layout: Layout) -> Result<(FlagPage, Offer, PageOffer), String> {
     let page = FlagPage::create(context, layout).map_err(|error| format!("its flag page: {error}"))?;
     let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;

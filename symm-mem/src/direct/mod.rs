@@ -74,8 +74,8 @@
 //! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
 //! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies. To
 //! avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
-//! its receive, or has called a send to this rank whose receive this rank has not called yet. If both ranks call at
-//! about the same time, each of them is then the second end of one of the two messages. The wait takes at most an
+//! the receive of this message, or a send to the sender whose receive the sender has not called yet. If both ranks call
+//! at about the same time, each of them is then the second end of one of the two messages. The wait takes at most an
 //! eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the end of the other rank's
 //! wait makes both copies. The sender does not wait if the receiver has never called a receive from it before, or if
 //! the buffer of the last such receive lies in no mapped segment. The ends claim a captured message during the capture,
@@ -97,17 +97,17 @@
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as on any other path. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
-//! graph pins the blocks that its messages use on its own rank. The graph of the second end also pins the segment of
-//! its own rank that has the same pool and ordinal as the first end's segment. The ranks retire these segments
-//! together, and only if no rank uses or pins its own segment. So the first end's segment stays mapped.
+//! graph pins the blocks that its messages use on its own rank. On the second end, the graph also pins a segment: this
+//! rank's segment that has the same ordinal in the pool as the first end's segment. The ranks retire the segments of
+//! one ordinal together, and only if no rank uses or pins its own segment. So the first end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
 //! through the ring in chunks of at most one slot. The sender's stream waits until a slot is empty, copies the chunk
 //! into it by a copy engine, and signals that the slot is full. The receiver's stream waits for that signal, copies the
-//! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. Each word is
-//! awaited by one stream at a time, which resets the word after its wait. So after a message all words have their
-//! initial values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
+//! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. Only one stream
+//! at a time waits for a word, and resets the word after its wait. So after a message all words have their initial
+//! values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
 //! If a call has more than two chunks for one peer and direction, they alternate between two streams, unless the ring
 //! has only one slot. One stream then copies while the other one signals and waits.
 //!
@@ -129,7 +129,7 @@
 //! slots while the receiver empties the other two.
 //!
 //! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
-//! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
+//! ring, a large message has many chunks of about 8 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
 //! both directions (two H200). A program that sends large messages through the ring should choose larger slots
 //! ([`DirectOptions::slot_bytes`]) by this table. The table shows times in µs, measured with `lockstep bench p2p` and
 //! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The

@@ -47,8 +47,8 @@ impl Pushes {
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
     /// last one first. On the receiver, `is_taken` also withdraws the message's offer if the peer has not taken the
     /// offer. Offers are withdrawn in descending order, and the peer takes offers in ascending order. So the peer takes
-    /// no offer after a withdrawn one. Otherwise the peer's copy could begin at the *ready* signal of the withdrawn
-    /// message, because the eager messages of a lane share the word of this signal.
+    /// no offer after a withdrawn one. If it did, its copy could begin at the *ready* signal of the withdrawn message,
+    /// because the eager messages of a lane share the word of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

@@ -2,17 +2,18 @@
 //!
 //! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk into a
 //! slot, and the receiver moves it out. Each slot has two words in host memory, through which the ranks signal that the
-//! slot is full or empty. A piece of a lane is a chunk that goes through the ring, or a whole zero-copy message. In a [zero-copy message](super#zero-copy-messages), the rank that claims the message first
-//! *offers* its buffer. The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces
-//! in the same order, except that an offer on one rank is a take on the other.
+//! slot is full or empty. A piece of a lane is a chunk that goes through the ring, or a whole
+//! [zero-copy message](super#zero-copy-messages). The rank that claims a zero-copy message first *offers* its buffer.
+//! The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces in the same order,
+//! except that an offer on one rank is a take on the other.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
 //! the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large message
-//! alternate between two streams: one stream copies while the other signals and waits. Within a call, all
-//! chunks of a slot use the same stream: if two streams waited for the same word of the slot, one signal could release
-//! both. In a later call, the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy messages of a
-//! lane in a call use the lane's first stream.
+//! alternate between two streams: one stream copies while the other signals and waits. Within a call, all chunks of a
+//! slot use the same stream: if two streams waited for the same word of the slot, one signal could release both. In a
+//! later call, the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy
+//! messages of a lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
 //! Assume that all ranks make matching calls in the same order. Streams may share a hardware queue, in which earlier
@@ -38,8 +39,9 @@
 //! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
 //! between a chunk and its signal, so the argument above still holds.
 //!
-//! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let the ring have s slots. If
-//! s is even, d is 1. If s is odd, d may be 2, because the last slot and the first one belong to the same stream.
+//! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let s be the number of
+//! [slots](Load::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last slot and
+//! the first one belong to the same stream.
 //!
 //! If s is more than 2d, the waits form no cycle: each chunk depends only on earlier chunks. To see this, follow the
 //! waits back from the send of a chunk c:

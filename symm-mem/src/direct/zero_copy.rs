@@ -82,7 +82,7 @@ impl ZeroCopy<'_> {
     /// As [`ready`](Self::ready).
     pub(super) unsafe fn done(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
         let ops: Vec<_> = self.wait(Phase::Done).into_iter().chain(self.pass(offer.pushed)).collect();
-        // SAFETY: the caller's contract. No other stream waits for the word, so none misses the signal by the reset.
+        // SAFETY: the caller's contract. No other stream waits for the word, so this stream may reset it.
         unsafe { stream.batch(&ops) }
     }
 

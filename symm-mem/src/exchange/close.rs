@@ -59,10 +59,9 @@ struct State {
 
 /// The stage of a dropped plan.
 enum Stage {
-    /// Waits for the plan's transfers to end. Then this rank closes the plan.
+    /// The plan's transfers may be under way. This rank closes the plan once they have ended.
     Closing,
-    /// This rank has closed the plan. Waits for the peers to close it, because they may access this rank's buffers and
-    /// slots until then.
+    /// This rank has closed the plan. Peers that have not closed it may still access this rank's buffers and slots.
     Lent(Lease),
     /// All ranks have closed the plan. This rank's buffers can be freed.
     Over,
@@ -142,7 +141,8 @@ pub(super) fn run(shared: &Shared) {
         state.busy = true;
         drop(state);
         if hurry {
-            // All plans first: the driver call that closes one plan's memory may wait for the transfers of another.
+            // All plans fail before any is closed, because the driver call that closes one plan's memory may wait for
+            // the transfers of another.
             let running = dropped.iter().filter(|(core, _)| !core.is_idle() && core.fault().is_ok());
             running.for_each(|(core, _)| shared.fail(core, Fault::Aborted));
         }

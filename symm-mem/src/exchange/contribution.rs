@@ -33,8 +33,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Without the
-    /// offer, the record would be one of a plan. Returns `None` for transfers.
+    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. A record without
+    /// an offer would count as one of a plan. Returns `None` for transfers.
     pub(super) fn nothing(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,
@@ -127,8 +127,8 @@ impl Contribution<'_> {
     }
 
     /// Returns the peer of each signal slot that was taken for this contribution, in the order of the slots. `members`
-    /// are the other ranks of the agreement, and `ranks` are the members of the group. `members`, `ranks` and the
-    /// returned peers are ranks of the job.
+    /// are the members of the agreement without this rank. `ranks` are all members of the group. The arguments and the
+    /// result contain ranks of the job.
     pub(super) fn peers(&self, members: &[u32], ranks: &[u32]) -> Vec<u32> {
         match self {
             Self::Transfers(transfers) => {
@@ -139,8 +139,8 @@ impl Contribution<'_> {
     }
 }
 
-/// The peer as a rank of the job. `u32::MAX` if the transfer was made for a larger group, and `ranks` lacks the peer.
-/// No member has this rank, so the agreement is refused.
+/// Returns the peer as a rank of the job, or `u32::MAX` if `ranks` lacks the peer because the transfer was made for a
+/// larger group. No member has the rank `u32::MAX`, so the agreement is refused.
 fn peer_rank(transfer: &Transfer, ranks: &[u32]) -> u32 {
     ranks.get(transfer.peer).copied().unwrap_or(u32::MAX)
 }

@@ -1,5 +1,5 @@
 //! The state of a plan, or of the transfers between the regions of two ranks. The callers that enqueue transfers and
-//! the exchange's threads share this state. In this file, "the plan" stands for the transfers in both cases.
+//! the exchange's threads share this state. In this file, "plan" also stands for the transfers between regions.
 
 use std::{
     ops::{Deref, Range},
@@ -26,7 +26,8 @@ pub(super) struct Core {
     /// The peers' memory that the plan uses, until the plan is [closed](Self::close).
     imports: Mutex<Vec<Arc<Imported>>>,
     fault: Arc<OnceLock<Fault>>,
-    /// True once the watch thread has written the fault to the [abort words](Words::abort) of the peers.
+    /// True once the watch thread has reported the fault to the peers, by the [abort words](Words::abort) of their
+    /// slots.
     pub(super) told: AtomicBool,
     /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
@@ -99,7 +100,7 @@ impl Wire {
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// For a transfer of a plan, the number of rounds that this rank has begun. In a round, one end calls `put` or
-    /// `get`. The other end calls `ready` and then `wait`. `put`, `get` and `ready` begin the round of their rank. For
+    /// `get`. The other end calls `ready` and then `wait`. A rank begins its next round by `put`, `get` or `ready`. For
     /// regions, the number of notifications that this rank has sent. The counter wraps around.
     pub(super) round: u32,
     /// True between this rank's calls of `ready` and of `wait` in one round. In this time the peer may copy. Always
@@ -130,7 +131,7 @@ impl Core {
         self.fault.clone()
     }
 
-    /// Returns an error with the fault that has stopped the plan, if any.
+    /// Fails with the fault that has stopped the plan, if there is one.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -141,7 +142,7 @@ impl Core {
     }
 
     /// Adds 1 to [`pending`](Self::pending) and to the process's count for [`quiet`]. Each call must be followed by one
-    /// call of [`ended`](Self::ended), which subtracts it.
+    /// call of [`ended`](Self::ended), which subtracts 1 from both.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -173,9 +174,9 @@ impl Core {
     /// Otherwise the closing thread calls this function again later. For each allocation:
     /// - If another plan uses the allocation too, drops the reference, and the allocation stays open. Its owner frees
     ///   it only after this rank has reported that the other plan is closed too.
-    /// - Otherwise closes the allocation, or keeps the reference if it cannot be closed yet. One reason is an agreement
-    ///   under way for which this rank has posted that the allocation is open. The other reason is that the driver call
-    ///   may wait for the device, and there is no [quiet moment](quiet::moment).
+    /// - Otherwise closes the allocation, or keeps the reference in two cases. First, this rank has reported in an
+    ///   agreement under way that the allocation is open. Second, the driver call may wait for the device, and there is
+    ///   no [quiet moment](quiet::moment) now.
     pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
         let is_shared = |memory: &Arc<Imported>| {
             let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));

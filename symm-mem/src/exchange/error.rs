@@ -43,9 +43,9 @@ pub enum Fault {
         peer: u32,
         /// The event that did not occur in time.
         awaited: Awaited,
-        /// Time since the operation that missed its deadline was enqueued. If an earlier operation of the plan on the
-        /// same stream had not ended either, it blocked the stream. Then `transfer`, `peer` and `awaited` describe the
-        /// earlier operation.
+        /// Time since the operation that missed its deadline was enqueued. An earlier operation of the plan on the same
+        /// stream may have delayed it. If the earlier operation has a deadline too, `transfer`, `peer` and `awaited`
+        /// describe the earlier operation.
         waited: Duration,
     },
     /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
@@ -65,8 +65,7 @@ pub enum Fault {
         /// Error that ended the group.
         cause: String,
     },
-    /// A transfer was enqueued in part, or the event after enqueued work could not be recorded, so the end of the work
-    /// cannot be noticed.
+    /// A transfer was enqueued in part, or the driver failed to record the event after enqueued work.
     #[error("Broken: transfer {transfer} was enqueued in part: {cause}")]
     Broken {
         /// Index of the transfer. 0 for a graph and for regions.
@@ -76,7 +75,7 @@ pub enum Fault {
     },
 }
 
-/// Error of one transfer.
+/// Error of a one-sided transfer, or of its preparation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {

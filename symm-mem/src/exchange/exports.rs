@@ -30,7 +30,7 @@ pub(super) fn export<'a>(
 }
 
 /// Sends the other members the file descriptors that they need, and opens the peers' memory that this rank accesses and
-/// does not have open yet. Returns the allocations that it opened. `place` is the index of this rank in `records`. On
+/// does not have open yet. Returns the newly opened allocations. `place` is the index of this rank in `records`. On
 /// failure, returns the outcome that this rank reports to the other members.
 pub(super) fn open(
     context: &Context,

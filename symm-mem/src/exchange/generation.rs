@@ -16,8 +16,8 @@ impl Generations {
         self.0.load(Ordering::Acquire) + 1
     }
 
-    /// Makes the agreed generation current, unless a higher one is current already. A higher one is possible if two
-    /// threads agree with different members on the same name.
+    /// Makes the agreed generation current, unless a higher one is current already. That is possible if two threads use
+    /// the same name in concurrent agreements with different members.
     pub(crate) fn agreed(&self, generation: u64) {
         self.0.fetch_max(generation, Ordering::AcqRel);
     }

@@ -42,7 +42,6 @@ impl Lease {
         Self { waiting: peers, until }
     }
 
-    /// The peers that have not closed the plan yet.
     pub(crate) fn waiting(&self) -> &[u32] {
         &self.waiting
     }
@@ -60,7 +59,8 @@ impl Lease {
 
 /// This rank's memory of a [plan](super::Plan) or of [regions](super::Regions) that some peers have not closed within
 /// the [lease](super::ExchangeOptions::lease). These peers may still access the memory, so the exchange does not free
-/// it. It does not reuse the slots by which the peers signal to this rank either. Dropping this value leaks the memory.
+/// it. The exchange also does not reuse the slots by which the peers signal to this rank. Dropping this value leaks the
+/// memory.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -97,7 +97,7 @@ impl Quarantined {
     }
 
     /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. The exchange still does not reuse the
-    /// signal slots.
+    /// signal slots. To free memory of `cuMemAlloc`, this call waits until the device has no work.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A lease is over once all peers have closed the plan, and overdue if some have not when the limit expires.
+        /// A lease is over once all peers have closed the plan. It is overdue if it expires before that.
         #[test]
         fn a_lease_ends_with_the_last_peer_or_its_time(
             peers in proptest::collection::vec(0u32..6, 0..6),

@@ -329,8 +329,8 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement from which this rank got no plan or regions: hands the slots and the memory of
-    /// `candidate`, and the memory in `opened`, to the closing thread, as if they were those of a dropped plan.
+    /// Cleans up after an agreement from which this rank got no plan or regions. The closing thread takes over the
+    /// slots and the memory of `candidate`, and the memory in `opened`, as it does for a dropped plan.
     ///
     /// If `is_nobodys`, no other rank got the plan or the regions either, so no peer writes to this rank's slots. This
     /// call then frees the slots, and the closing thread only closes the memory in `opened`. Otherwise the closing

@@ -172,9 +172,9 @@ impl Memory {
         }
     }
 
-    /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device. The call
-    /// frees memory of `cuMemAlloc`. If this memory is a [`PeerMemory`], or belongs to a dropped pool, and keeps mappings
-    /// of peers' memory, the call also frees the mappings' arrays of addresses.
+    /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device. `cuMemFree`
+    /// frees memory of `cuMemAlloc`. It also frees the address arrays of mappings of peers' memory. Such mappings are
+    /// freed with a [`PeerMemory`] or with the memory of a dropped pool.
     pub(super) fn may_wait_when_freed(&self) -> bool {
         match &self.backing {
             Backing::Virtual(buffer) => buffer.may_free_mappings(),

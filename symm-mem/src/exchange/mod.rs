@@ -64,8 +64,8 @@
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
-//! // The decoder makes this call, here after a transfer by rank 0. The decoder's stream waits for the notification of
-//! // rank 0, so work that is enqueued after the call may use the pages.
+//! // If rank 0 runs the code above, the decoder makes this call. The decoder's stream then waits for the notification
+//! // of rank 0, so work that is enqueued after the call may use the pages.
 //! regions.wait(0, stream, soon)?;
 //! # Ok(())
 //! # }
@@ -83,7 +83,7 @@
 //! | `generation` | numbers that tell the last agreed plan of a name from earlier ones |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
 //! | `exports` | the allocations that this rank shares in one agreement |
-//! | `handles` | the peers' memory that is open: an allocation is opened once, and stays open until the last plan that uses it is closed |
+//! | `handles` | the peers' allocations that this rank has open |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
@@ -289,7 +289,7 @@ impl Exchange {
     /// Agrees on the plan called `plan` with the other members. Collective over the group: every member calls it with
     /// its own ends of transfers, or with an empty list. Two ranks must list the transfers between them in the same
     /// order. Transfers with different peers may be listed in any order. If the lists of all members match, each member
-    /// opens the memory of its peers that it does not have open yet.
+    /// opens the peers' memory that it accesses and does not have open yet.
     ///
     /// This rank first waits until the transfers of the previous plan of that name have ended. If they take longer than
     /// an eighth of [`ExchangeOptions::deadline`], the call fails on all members. After the call has succeeded, the
@@ -329,11 +329,13 @@ impl Exchange {
     }
 
     /// Waits until this rank and its peers have closed the plans and regions that this rank has dropped, or until the
-    /// deadline. At the deadline, their transfers under way fail with [`Fault::Aborted`], and their
-    /// [leases](ExchangeOptions::lease) end, so memory that peers have not closed is quarantined. Returns the
-    /// quarantined plans and regions, as [`quarantine`](Self::quarantine) does. Not collective. But a peer closes a
-    /// plan only after it has dropped the plan too, so this call may wait for that. If this is the last clone of the
-    /// exchange, and all plans and regions are dropped, the call also ends the exchange's threads.
+    /// deadline. At the deadline, transfers of these plans and regions that are under way fail with [`Fault::Aborted`].
+    /// The running [leases](ExchangeOptions::lease) end then, so memory that peers have not closed is quarantined.
+    /// Returns the quarantined plans and regions, as [`quarantine`](Self::quarantine) does.
+    ///
+    /// Not collective. But a peer closes a plan only after it has dropped the plan too, so this call may wait for that.
+    /// If this is the last clone of the exchange, and all plans and regions are dropped, the call also ends the
+    /// exchange's threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then, if the device does not answer. The
     /// same is possible if this process has several ranks: it frees memory of `cuMemAlloc`, and closes memory that was
@@ -359,7 +361,7 @@ impl Exchange {
     }
 }
 
-/// Allocates this rank's slots, and creates the [`Tools`] to read them. Does not share the slots with peers yet. If
+/// Allocates this rank's slots, and creates the exchange's [`Tools`]. Does not share the slots with peers yet. If
 /// another rank of this process is closing memory, first waits until that rank has finished, for at most `patience`.
 fn prepared(
     info: &GroupInfo,

@@ -21,8 +21,8 @@ pub struct ExchangeOptions {
     /// each other member.
     pub channels: usize,
     /// The time that peers have to close this rank's memory of a plan or of regions. It begins once this rank has
-    /// dropped the plan or regions and has closed the peers' memory for them. If a peer has not closed this rank's
-    /// memory by the end, the memory is [quarantined](super::Exchange::quarantine).
+    /// dropped the plan or regions and has closed the peers' memory that they use. If a peer has not closed this rank's
+    /// memory by the end of this time, the memory is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Types of the handles by which the ranks share the memory of their channels. `None` stands for all types that the
     /// driver [grants](HandleTypes::granted) to this process. Across hosts, every rank needs fabric handles.

@@ -25,7 +25,7 @@ use super::{
 ///
 /// | | the copying end ([`put`](Self::put), [`get`](Self::get)) | the other end |
 /// |---|---|---|
-/// | 1 | | [`ready`](Self::ready): the peer may write this buffer (put), or read it (get) |
+/// | 1 | | [`ready`](Self::ready): the peer may write this end's buffer (put), or read it (get) |
 /// | 2 | waits for `ready`, copies, and signals the end of the copy | |
 /// | 3 | | [`wait`](Self::wait): waits for the end of the copy |
 ///
@@ -46,17 +46,18 @@ use super::{
 ///   can be enqueued before the copy of the current round begins.
 ///
 /// *Memory of dropped plans.* The driver may wait for the device when it frees memory of `cuMemAlloc`, or closes memory
-/// that was opened by legacy IPC handle. So a process of several ranks does this only while none of its ranks has a
-/// transfer under way. During that time, `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the
-/// process may block the host.
+/// that was opened by legacy IPC handle. So a process of several ranks makes such a driver call only while none of its
+/// ranks has a transfer under way. Until the call has returned, `ready`, `put`, `get`, `wait`, `launch` and `watch` of
+/// all plans of the process may block the host.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
 /// sets to 1, and that the end itself resets to 0. Each end resets its toggle before it signals the other end. So the
 /// toggle is 0 whenever the other end may set it again, for any number of launches. If one end captures its calls for a
-/// round, the other end must capture its calls for that round too. Within one graph, a transfer's `ready` and `wait`
-/// alternate and end with `wait`. Captured calls ignore their `deadline` argument. To set a deadline for a graph,
-/// launch it with [`launch`](Self::launch), or call [`watch`](Self::watch) after each launch.
+/// round, the other end must capture its calls for that round too. Within one graph, the calls of `ready` and `wait`
+/// for a transfer must alternate, and the last call must be `wait`. Captured calls ignore their `deadline` argument. To
+/// set a deadline for a graph, launch it with [`launch`](Self::launch), or call [`watch`](Self::watch) after each
+/// launch.
 ///
 /// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer is
 /// late, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so that streams
@@ -81,7 +82,7 @@ struct Inner {
 pub(super) struct TransferEnd {
     pub(super) part: Part,
     pub(super) memory: Memory,
-    /// The address on this rank of the peer's buffer. `None` if the peer copies.
+    /// The address at which this rank accesses the peer's buffer. `None` if the peer copies.
     pub(super) remote: Option<DevicePtr>,
 }
 
@@ -329,8 +330,8 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step. Waits and signals use the count words, with the number `round`. If `round` is `None`, the step is
-/// captured, and they use the toggle words.
+/// Enqueues one step. If `round` is `Some`, waits and signals use the count words, with this number. If `round` is
+/// `None`, the stream captures the step, and waits and signals use the toggle words.
 fn run(
     step: &Step,
     (wire, end): (&Wire, &TransferEnd),

@@ -1,13 +1,13 @@
 //! Permission to make those driver calls of an exchange that may wait for the device.
 //!
-//! Two calls of the driver may return only once all work of the device has ended: `cuIpcCloseMemHandle`, which closes
-//! memory opened by legacy IPC handle, and `cuMemFree`. Until such a call returns, other threads of the process block
-//! inside the driver, including threads of other ranks. But the work of the device may wait for work that one of these
-//! threads was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one thread
-//! per rank). So an exchange makes these calls only in a *quiet moment*: while no rank of the process has a transfer
-//! under way. No transfer begins before the call has returned. Virtual memory needs no quiet moment: on H200 with
-//! driver 580, `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run. In this
-//! file, to *close memory* means to make one of the two calls.
+//! Two calls of the driver may block until all work of the device has ended: `cuIpcCloseMemHandle`, which closes memory
+//! opened by legacy IPC handle, and `cuMemFree`. Until such a call returns, other threads of the process block inside
+//! the driver, including threads of other ranks. But the work of the device may wait for work that one of these threads
+//! was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one thread per
+//! rank). So an exchange makes these calls only in a *quiet moment*: while no rank of the process has a transfer under
+//! way. No transfer begins before the call has returned. Virtual memory needs no quiet moment: on H200 with driver 580,
+//! `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run. In this file, to
+//! *close memory* means to make one of the two calls.
 //!
 //! Every transfer ends by its deadline, but if new transfers always begin before the earlier ones have ended, there is
 //! no quiet moment. So code that waits until memory is closed must use a deadline of its own.
@@ -47,7 +47,7 @@ static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Increments the number of operations under way. [`ended`] must be called once for each call.
+/// Increments [`UNDER_WAY`]. Each call must be followed by one call of [`ended`].
 pub(super) fn begun() {
     UNDER_WAY.fetch_add(1, Ordering::AcqRel);
 }
@@ -62,9 +62,9 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the permission to close memory. In a process of several ranks, returns `None` if there is no quiet moment
-/// now. There, no thread can enqueue a transfer until the permission is dropped. A process of one rank needs no quiet
-/// moment.
+/// Returns the permission to close memory. A process of one rank gets it without a quiet moment. In a process of
+/// several ranks, returns `None` if there is no quiet moment now. Otherwise, no thread of that process can enqueue a
+/// transfer until the permission is dropped.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())

@@ -1,4 +1,4 @@
-//! Transfers: the elements of a plan.
+//! One rank's end of a transfer.
 
 use super::{Memory, protocol::Part};
 

@@ -70,8 +70,8 @@ pub(super) const THREADS: u32 = 512;
 /// blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor holds two blocks.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
-/// Number of blocks of a kernel in which this rank's blocks together handle `bytes` bytes. All ranks pass the same
-/// `bytes`, so the result is the same on all ranks.
+/// Number of blocks of a launch. `bytes` is the number of bytes that the blocks of one rank handle together. All ranks
+/// pass the same `bytes`, so the result is the same on all ranks.
 pub(super) fn blocks(bytes: u64) -> u32 {
     let rows = bytes.div_ceil(PACK * u64::from(THREADS));
     u32::try_from(rows).map_or(MOST_BLOCKS, |rows| rows.clamp(1, MOST_BLOCKS))

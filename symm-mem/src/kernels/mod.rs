@@ -4,7 +4,7 @@
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
 //! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
 //! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. From then on,
-//! this rank's kernels do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads and
+//! that rank's kernels do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads and
 //! [clear](FaultRecord::clear) the records.
 //!
 //! | module | contents |
@@ -57,11 +57,11 @@ pub const MOST_RANKS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Ranks {
-    /// An array of [`world`](Self::world) addresses (u64) in memory that the device reaches: the start of each rank's
-    /// buffer, as this rank's device sees it.
+    /// Address of an array of [`world`](Self::world) addresses (u64), in memory that the device reaches. Each entry is
+    /// the start of one rank's buffer, as this rank's device sees it.
     pub buffers: DevicePtr,
-    /// An array as above, of the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at
-    /// first, and aligned to 128 bytes.
+    /// Address of such an array with the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero
+    /// at first, and aligned to 128 bytes.
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,

@@ -27,8 +27,7 @@ impl Memberships {
         })
     }
 
-    /// Begins the next agreement on a length, and returns the start of this rank's part in it. This rank needs `bytes`
-    /// bytes.
+    /// Begins the next agreement on a length. Returns the arguments with which this rank starts it.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = self.meetings().lengths.count();
         let domain = self.domain();

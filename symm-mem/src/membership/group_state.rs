@@ -43,7 +43,7 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// The state of a group with nothing committed. `places` locates addresses in the pool.
+    /// The state of a group with nothing committed.
     pub(super) fn new(log: GroupLog, places: Arc<dyn SymmetricPlaces>) -> Self {
         let mapped = MappedSegments::of(log.group(), log.rank());
         Self {
@@ -148,7 +148,7 @@ impl GroupState {
     ///
     /// Returns true if all members keep their registrations. Returns false if the members undo them, and this rank has
     /// undone its own. Returns an error if `result` is an error, or if this rank could not undo its registrations. If
-    /// the error leaves in doubt whether all members have the same registrations, the group is poisoned on this rank.
+    /// after the error the members may have different registrations, the group is poisoned on this rank.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],

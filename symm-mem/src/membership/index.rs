@@ -36,7 +36,6 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Makes the index of a table.
     pub(crate) fn of(table: &Table, version: u64) -> Self {
         let begins = table.extents.iter().map(|extent| extent.begin).collect();
         let rest = table.extents.iter().map(|extent| (extent.end, extent.ordinal)).collect();
@@ -57,7 +56,6 @@ impl Index {
         (address < end).then_some((begin, end, ordinal))
     }
 
-    /// The state of segment `ordinal` in `group`.
     #[inline]
     fn standing(&self, ordinal: u32, group: GroupId) -> Standing {
         let of_group = self.groups.iter().find(|(id, _)| *id == group);
@@ -97,11 +95,11 @@ const KEPT: usize = 4;
 
 thread_local! {
     /// The indexes that this thread caches. The index of a pool is at position [`Published::slot`]. If pools have the
-    /// same slot, each replaces the index of the other.
+    /// same slot, their indexes replace each other.
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 
-/// The current table of a pool, and its index. All threads of the process share it.
+/// The current table of a pool and the table's index. All threads of the process share this value.
 #[derive(Debug)]
 pub(crate) struct Published {
     table: ArcSwap<Table>,
@@ -126,7 +124,7 @@ impl Default for Published {
 }
 
 impl Drop for Published {
-    /// Makes all groups look their buffers up again, because they find nothing in this table from now on.
+    /// Makes all groups drop their cached look-ups of buffers, because the pool's segments cannot be found any more.
     fn drop(&mut self) {
         places_changed();
     }

@@ -120,7 +120,8 @@ impl Standings {
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // The segments of one window are adjacent in `serials`, so `dedup` leaves one entry for each window.
+        // Equal serials are adjacent, because the segments of a window have consecutive ordinals, apart from retired
+        // segments.
         serials.dedup();
         serials.len()
     }
@@ -191,7 +192,6 @@ impl Table {
         table
     }
 
-    /// Returns the table without `group`.
     pub(crate) fn without_group(&self, group: GroupId) -> Self {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
@@ -199,7 +199,6 @@ impl Table {
         table
     }
 
-    /// Returns why `group` is poisoned, if it is.
     pub(crate) fn poison(&self, group: GroupId) -> Option<&Poison> {
         self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }

@@ -134,7 +134,6 @@ impl MappedSegments {
         })
     }
 
-    /// Finds a segment by its number.
     pub(crate) fn find(&self, number: u64) -> Option<MappedSegment> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         segments.iter().find(|segment| segment.number == number).cloned()

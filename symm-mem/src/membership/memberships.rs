@@ -28,7 +28,6 @@ pub(crate) struct Memberships {
 }
 
 impl Memberships {
-    /// The state of a new pool of `domain`, without segments and groups.
     pub(crate) fn new(domain: Domain, memory: Arc<Memory>) -> Self {
         Self {
             domain,
@@ -96,7 +95,6 @@ impl Memberships {
         lock(&self.group_states).entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
     }
 
-    /// Returns the state of group `id`, if the pool has one.
     pub(crate) fn known_state(&self, id: GroupId) -> Option<Arc<Mutex<GroupState>>> {
         lock(&self.group_states).get(&id).cloned()
     }
@@ -142,8 +140,8 @@ impl Memberships {
 impl Drop for Memberships {
     fn drop(&mut self) {
         self.memory.orphan();
-        // A group's list of mapped segments exists as long as any pool has a state for the group. This pool's entries
-        // in the list would keep its memory allocated, so remove them.
+        // A group's list of mapped segments may outlive this pool. This pool's entries in the list keep the pool's
+        // memory allocated, so remove them, unless the group's direct path may still use them.
         for group_state in lock(&self.group_states).values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }

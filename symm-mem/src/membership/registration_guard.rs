@@ -1,4 +1,4 @@
-//! Allows one commit or retirement of a communicator at a time.
+//! Allows only one commit or retirement at a time to use a communicator.
 //!
 //! NCCL pairs the windows of different ranks by the order of their registration alone. If two threads committed two
 //! pools for one group at the same time, that order could differ between ranks.

@@ -130,8 +130,8 @@ impl Memberships {
 
     /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
     /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` has the numbers of
-    /// collectives and messages that this rank has enqueued, by group. Returns the start of this rank's part in the
-    /// agreement, with its record.
+    /// collectives and messages that this rank has enqueued, by group. Returns the arguments with which this rank
+    /// starts the agreement.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -183,8 +183,8 @@ impl Memberships {
         Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
 
-    /// Runs this rank's part in the retirement. Returns its result, the number of windows that this rank deregistered,
-    /// and the store's error if the store failed.
+    /// Runs this rank's part in the retirement. Returns the result of the retirement, the number of windows that this
+    /// rank deregistered, and the store's error if the store failed.
     fn run_retirement(
         &self,
         start: Start<RetireProtocol>,
@@ -207,8 +207,8 @@ impl Memberships {
         };
         // Once this rank deregisters, the end of a group no longer ends this rank's wait for the outcomes. The verdict
         // over all outcomes names every rank and every ended group whose windows may remain. If the wait ended with a
-        // group, the agreement would fail instead, and its error would name only one rank. The wait is bounded in any
-        // case: every live rank posts its outcome before the deadline.
+        // group, the agreement would fail instead, and its error would name only one rank. The wait has a time limit
+        // in any case.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// A declared capture in progress. While this value exists, the pool is frozen: an allocation that needs a new segment
-/// fails, and a commit or retirement is refused on all members.
+/// fails, and a commit or retirement is refused on all ranks that take part.
 ///
 /// Most captures need no declaration. If [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the
 /// capture, the graph and its executables pin the blocks that captured work of this library uses: collectives and
@@ -64,8 +64,8 @@ impl Drop for PoolCapture {
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
-    /// Fields are dropped in the order of their declaration. So on every rank, the drop of this field first frees the
-    /// pinned blocks that have no other owner and no other pin, and then the drop of `blocks` frees those blocks.
+    /// Fields are dropped in the order of their declaration, so every rank frees the blocks in the same order: first
+    /// the blocks that only the pin keeps, then the blocks that only `blocks` keeps.
     _hold: Arc<GraphHold>,
     segments: Vec<u32>,
     blocks: Vec<SymmetricBlock>,

@@ -1,8 +1,10 @@
 //! A pool's memory, its owners, and the pins of graphs.
 //!
-//! The owners of the memory are the pool, its blocks, its graph pins, the graphs that use the memory, and every
-//! communicator that has windows in it. The drop of the last owner frees the segments, so no window outlives its
-//! memory. A retired segment is freed earlier, once all ranks have reported that nothing can access it.
+//! The owners of the memory are the pool, its blocks, its graph pins, and the graphs that use the memory. Every
+//! communicator that has registered segments is an owner too, and so is every list of
+//! [mapped segments](crate::membership::MappedSegments) that contains one. The drop of the last owner frees the
+//! segments, so no window outlives its memory. A retired segment is freed earlier, once all ranks have reported that
+//! nothing can access it.
 //!
 //! Every call of `process_group` and of this crate that enqueues work into a capture pins the blocks that this work
 //! uses ([`GraphMemory::used_by_graph`]). The graph and its executables own the pin. If another library began the
@@ -361,8 +363,8 @@ impl Arena<'_> {
         used.filter(|used| used.segments.contains(&ordinal)).count() as u64
     }
 
-    /// Divides the `bytes` bytes at `address` by segment. Returns the placement and the length in bytes of each part.
-    /// Skips bytes outside of segments and in retired segments.
+    /// Splits the `bytes` bytes at `address` into one part for each segment. Returns the placement and the length in
+    /// bytes of each part. Skips bytes outside of segments and in retired segments.
     fn places(&self, address: u64, bytes: u64) -> Vec<(Placement, u64)> {
         let end = address.saturating_add(bytes);
         let part = |segment: &SymmetricSegment| {

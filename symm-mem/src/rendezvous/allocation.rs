@@ -142,7 +142,7 @@ impl PeerMemory {
 
     /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
     ///
-    /// A rendezvous needs memory of the same kind and length on all ranks. In its
+    /// A rendezvous needs memory of the same kind and length on all ranks. In the resulting
     /// [`SymmetricMemory`](super::SymmetricMemory), the addresses of the buffers are those of [`ForeignMemory::ptr`]
     /// and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr). The implementation of `ForeignMemory` defines whether
     /// kernels of a CUDA device can use these addresses. The signal pads are on the CUDA device. An

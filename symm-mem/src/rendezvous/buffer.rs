@@ -131,8 +131,8 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the drop of this buffer may free mappings of peers' memory: its allocation keeps mappings, and is
-    /// not the memory of a pool that the program still has.
+    /// Returns whether the drop of this buffer may free mappings of peers' memory. As long as the program has a pool,
+    /// the drop of a buffer in the pool frees none, because the pool keeps the mappings.
     pub(crate) fn may_free_mappings(&self) -> bool {
         let has_pool = self.memory.in_pool().is_ok_and(|(memory, _)| !memory.is_orphaned());
         !has_pool && !self.attachments().is_empty()

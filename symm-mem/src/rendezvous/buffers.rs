@@ -84,7 +84,7 @@ impl PeerBuffers {
     ///
     /// # Errors
     /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device;
-    /// [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`], which needs NCCL 2.29;
+    /// [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`];
     /// [`WindowPeersError::Driver`] if the array of the addresses cannot be allocated or filled.
     pub unsafe fn of_window(
         communicator: &Communicator,

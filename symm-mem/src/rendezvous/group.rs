@@ -94,8 +94,8 @@ impl GroupInfo {
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
-    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` tells when the group has ended.
-    /// `None` means that nothing tells this.
+    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` reports the end of the group. If it
+    /// is `None`, [`standing`](Self::standing) always succeeds.
     pub(crate) fn of_parts(
         (id, name): (GroupId, &str),
         rank: usize,
@@ -147,8 +147,8 @@ impl GroupInfo {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 
-    /// Returns the [`Object`] for an agreement of the group's members. It tells the agreement that the group has ended,
-    /// and the agreement then stops waiting for the members.
+    /// Returns the [`Object`] for an agreement of the group's members. If the group ends, the agreement learns this
+    /// from the `Object`, and stops waiting for the members.
     pub(crate) fn object(&self) -> impl Object + use<'_> {
         GroupObject {
             rank: self.global_rank(),
@@ -165,9 +165,8 @@ impl GroupInfo {
     }
 
     /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`, except for a refusal of a rendezvous or an exchange: all members get the refusal, so this rank
-    /// returns it too. A refusal that only names missing or lost members is replaced nevertheless, because the end of
-    /// the group can be its cause.
+    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange stays, because all members get it. But a
+    /// refusal that only names missing or lost members is replaced too, because the end of the group can be its cause.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),

@@ -91,15 +91,16 @@ impl SymmetricMemory {
         &self.buffer
     }
 
-    /// The ranks' allocations. Each contains the buffer of its rank, at [`offset`](Self::offset) bytes.
+    /// The addresses of the ranks' allocations. Each allocation contains the buffer of its rank, at
+    /// [`offset`](Self::offset) bytes.
     #[must_use]
     pub fn buffers(&self) -> &PeerBuffers {
         &self.peers
     }
 
-    /// The ranks' signal pads. They belong to one [`Rendezvous`](super::Rendezvous) or, for the result of
-    /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), to one pool and group. No other
-    /// `Rendezvous`, pool or group uses them.
+    /// The addresses of the ranks' signal pads. The pads belong to one [`Rendezvous`](super::Rendezvous) or, for the
+    /// result of [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), to one pool and group. No
+    /// other `Rendezvous`, pool or group uses them.
     #[must_use]
     pub fn signal_pads(&self) -> &PeerBuffers {
         &self.group.pads().peers

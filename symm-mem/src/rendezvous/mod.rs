@@ -2,9 +2,9 @@
 //!
 //! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory, and all
 //! members agree before any of them opens memory. Then each member maps the others' memory. All members succeed, or
-//! none does. On success, every rank has a [`SymmetricMemory`]. It has the addresses of all ranks' buffers, for kernels
-//! and copies of the rank's own device. It also has the addresses of the signal pads, for signals between the ranks. If
-//! the descriptions differ, all members get the same typed error before the deadline.
+//! none does. On success, every rank has a [`SymmetricMemory`] with the addresses of all ranks' buffers and signal
+//! pads. Kernels and copies on the rank's own device can access the buffers. The ranks signal each other over the pads.
+//! If the descriptions differ, all members get the same typed error before the deadline.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -31,10 +31,10 @@
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
 //! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. A rank unmaps the peers' memory once two conditions hold: all
-//! handles of its own allocation are dropped or its own segment is retired, and every [`SymmetricMemory`] of that
-//! allocation or segment is dropped. Each mapping keeps the peer's pages allocated, so the pages that a rank has mapped
-//! stay valid even if their owner drops or retires its memory.
+//! so all blocks of the segment share one mapping. The mapping ends when this rank's own allocation is freed or its own
+//! segment is retired, but not before every [`SymmetricMemory`] that uses the mapping is dropped. Each mapping keeps
+//! the peer's pages allocated. So the pages that a rank has mapped stay valid even if their owner drops or retires its
+//! memory.
 
 mod allocation;
 mod buffer;
@@ -274,7 +274,7 @@ impl Rendezvous {
     }
 
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
-    /// mapping of the allocations, which this rendezvous or an earlier one has made.
+    /// mapping of the allocations, made by this rendezvous or by an earlier one.
     fn meet(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let Inner { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;

@@ -9,9 +9,9 @@
 //! The pads order nothing else: different channels are independent, and so are waits and puts of one channel. Captured
 //! operations are not ordered by slot: only their graph orders them.
 //!
-//! The ranks cannot deadlock under two conditions:
-//! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
-//!   order.
+//! To avoid a deadlock, the ranks must keep two rules:
+//! - On each channel, a rank must enqueue its barriers and its puts to a peer in the order in which the peer enqueues
+//!   its barriers and its waits for these puts.
 //! - If a peer sends a signal only after an operation A of this rank has run, this rank must not enqueue its wait for
 //!   that signal before A on the stream of A. Otherwise neither completes: A runs only after the wait, the wait ends
 //!   only after the signal, and the peer sends the signal only after A.
@@ -98,8 +98,8 @@ impl Pads {
         }
     }
 
-    /// Enqueues an operation after earlier operations on the same slots. If `stream` is being captured, only calls
-    /// `launch`.
+    /// Calls `launch`, which enqueues an operation on `stream`. The operation runs after earlier operations on `slots`,
+    /// unless `stream` is being captured.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,

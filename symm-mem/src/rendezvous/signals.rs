@@ -26,9 +26,9 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 /// operations of this rank on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous):
 /// it has new pads.
 impl SymmetricMemory {
-    /// Returns the parameter by which kernels reach the memory of all ranks. [`Ranks::buffers`] has the start of each
-    /// rank's allocation, and the buffer begins [`offset`](Self::offset) bytes after it. The addresses in the parameter
-    /// are valid until all clones of this value are dropped.
+    /// Returns the parameter by which kernels reach the memory of all ranks. The array at [`Ranks::buffers`] has the
+    /// start address of each rank's allocation. The buffer begins [`offset`](Self::offset) bytes after this address.
+    /// The addresses in the parameter are valid until all clones of this value are dropped.
     ///
     /// A wait in a kernel lasts at most `deadline`, and at most 2^64 ns (584 years).
     #[must_use]

@@ -13,7 +13,7 @@ use cuda_driver::DevicePtr;
 /// the texts of its causes.
 pub type ForeignError = Box<dyn Error + Send + Sync>;
 
-/// This rank's memory on a device of another kind than those of the CUDA driver.
+/// This rank's memory on a device that the CUDA driver does not manage.
 /// [`PeerMemory::from_foreign`](crate::rendezvous::PeerMemory::from_foreign) makes memory for a rendezvous out of it.
 ///
 /// This crate passes handles and addresses on, and never accesses the memory.
@@ -29,7 +29,8 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 ///
 /// # Threads
 /// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, because that
-/// would deadlock. Their duration counts towards the deadline of the rendezvous. The value is dropped on the thread
+/// would deadlock. While they run, the other members wait, up to the time limits of
+/// [`RendezvousOptions::deadline`](crate::rendezvous::RendezvousOptions::deadline). The value is dropped on the thread
 /// that drops the last reference to it, which can be a thread of another rank of this process.
 ///
 /// # Example

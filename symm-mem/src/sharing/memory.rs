@@ -89,7 +89,7 @@ pub(crate) enum Imported {
 }
 
 impl Imported {
-    /// Address at which this rank accesses the first byte of the allocation.
+    /// The address at which this rank accesses the first byte of the allocation.
     pub(crate) fn base(&self) -> DevicePtr {
         match self {
             Self::Mapped(mapping) => mapping.ptr(),
@@ -101,7 +101,8 @@ impl Imported {
     }
 
     /// Returns whether dropping this value may make a driver call that waits for the work of the device:
-    /// `cuIpcCloseMemHandle`, or `cuMemFree` if all other owners of a rank's memory have dropped it.
+    /// `cuIpcCloseMemHandle`, or `cuMemFree` if this value is the last owner of the memory of another rank of this
+    /// process.
     pub(crate) fn may_wait_when_closed(&self) -> bool {
         match self {
             Self::Legacy(_) => true,

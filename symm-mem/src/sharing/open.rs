@@ -18,10 +18,10 @@ use super::{
 };
 
 /// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` is the
-/// index of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` opens of the
-/// member with index `from`, as indices into the exports of `from`. `wanted` must return the same on all members.
-/// `name(party, export)` returns a description of an export for error messages, given both indices. `deadline` limits
-/// the exchange of file descriptors.
+/// index of this rank in `parties`. `wanted(from, to)` returns the exports that member `to` opens, as indices into the
+/// exports of member `from`. `wanted` must return the same on all members. `name(party, export)` describes an export
+/// for error messages. `from`, `to` and `party` are indices into `parties`. `export` is an index into the exports of
+/// `party`. `deadline` limits the exchange of file descriptors.
 ///
 /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
 /// rank posts.

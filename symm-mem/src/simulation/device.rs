@@ -27,8 +27,8 @@ use super::{
 use crate::{lock::lock, sharing};
 
 /// The memory of each simulated device in bytes, more than any run uses. To test failing allocations, a
-/// `LimitingSource` limits the pools of each rank to fewer bytes. It does not count the memory that NCCL allocates on
-/// the device.
+/// `LimitingSource` limits the pools of each rank to fewer bytes. This limit does not apply to the memory that NCCL
+/// allocates on the device.
 ///
 /// A pool with adjacent segments reserves an address range as large as its device's memory. So this value cannot be
 /// much larger: the reservations of up to 63 ranks must fit into the address space of gpu-sim.
@@ -107,8 +107,8 @@ impl Devices {
 /// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds of gpu-sim.
 /// `from_parts` checks them, which takes long, so this function calls it once for each release in a process.
 ///
-/// The check draws random numbers of the current world. If this were the world of a run, the first run with a release
-/// would draw other numbers than later runs of the same seed. So the check has a world of its own.
+/// The check draws random numbers of the thread's current world. In the world of a run, only the first run with a
+/// release would make these draws, and would differ from later runs of its seed. So the check has a world of its own.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = lock(&FUNCTIONS);
@@ -152,7 +152,6 @@ impl Device {
         &self.context
     }
 
-    /// Writes a number into memory of this device.
     pub(super) fn write(&self, address: u64, number: u64) -> Result<(), Violation> {
         // SAFETY: gpu-sim checks the address. The run has one thread, so nothing accesses the memory during the copy.
         unsafe { self.context.copy_from_host(DevicePtr(address), &[number]) }.map_err(Violation::of)

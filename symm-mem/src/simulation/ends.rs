@@ -179,8 +179,8 @@ impl World {
 
     /// Drops the state of all live ranks, and checks that nothing is left: the store has no keys except those that
     /// [`Keys::left`](super::keys::Keys::left) allows, no device memory is allocated, and no exchange plans remain,
-    /// except those that [`left_plans`](Self::left_plans) allows. Also checks that no rank frees memory that its own
-    /// windows still cover.
+    /// except those that [`left_plans`](Self::left_plans) allows. Also checks that no rank frees memory that it still
+    /// has registered.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

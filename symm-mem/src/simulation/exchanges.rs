@@ -6,9 +6,9 @@
 //! of a name gets a higher *generation*, and the earlier plans of the name can run no more transfers.
 //!
 //! A rank *closes* a plan by unmapping the peers' memory that the plan uses, and reports this to the peers. Until all
-//! peers have closed the plan, they may access the memory and slots that the rank lends. So a *lease* keeps them for a
-//! limited time. If the lease expires first, the plan is in *quarantine*: it keeps its memory and slots until the end
-//! of the run.
+//! peers have closed the plan, they may access the memory and slots that the rank lends. So a *lease* keeps the memory
+//! and slots for a limited time. If the lease expires before all peers have closed the plan, the plan is in
+//! *quarantine*: it keeps its memory and slots until the end of the run.
 
 use std::{
     collections::BTreeMap,
@@ -77,7 +77,7 @@ pub(super) struct ExchangePlan {
 /// The plans of a group with the same name, on one rank.
 #[derive(Default)]
 pub(super) struct Named {
-    /// The production record of the current generation, under test.
+    /// The record of the current generation. This is production code, and is tested here.
     pub(super) generations: Generations,
     /// The generation of the last plan that this rank has agreed on. The simulation checks `generations` against it.
     /// The rank may execute only the transfers of the plan with this generation.

@@ -13,10 +13,9 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     pub(super) repeated: BTreeSet<String>,
-    /// The last meeting of each pool and purpose that has succeeded, so that all members took part in it. The purpose
-    /// is the retirement of segments, an agreement on a length, or a commit for one group. The name of a meeting
-    /// consists of its domain, pool and purpose, and a number. The key of this map is the name without the number, and
-    /// the value is the number.
+    /// For each pool and purpose, the number of the last successful meeting. All members took part in this meeting. The
+    /// purpose is the retirement of segments, an agreement on a length, or a commit for one group. The name of a
+    /// meeting consists of its domain, pool, purpose and number. The key of this map is the name without the number.
     met: BTreeMap<String, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. By the record,
-//! this file detects errors that the library does not report:
+//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. From the record,
+//! the simulation detects errors that the library does not report:
 //! - Members register different segments in the same window. NCCL pairs the calls of the members by their order.
 //! - A rank registers memory twice.
 //! - Members deregister their windows in different orders.
@@ -80,7 +80,7 @@ struct Side {
     calls: Vec<WindowCall>,
     /// The member's windows by serial. The handle is `None` after the window has been deregistered.
     windows: Vec<(Extent, Option<usize>)>,
-    /// The serials of the deregistered windows, in the order of their deregistration.
+    /// The serials of the windows that [`Library::deregister`] has deregistered, in this order.
     deregistered: Vec<u64>,
     /// Memory registered by [`Library::register_plainly`].
     plain: Vec<(Extent, Registration)>,
@@ -195,8 +195,8 @@ impl Library {
     /// [`returned`](Self::returned) returns its outcome with the same `token`.
     ///
     /// # Errors
-    /// The member has left, one of the `extents` overlaps a window that the member still has registered, or the
-    /// members' calls are for different segments.
+    /// The member has left, one of the `extents` overlaps a window that the member still has registered, or NCCL would
+    /// pair calls for different segments.
     pub(super) fn register(
         &mut self,
         group: Life,
@@ -251,8 +251,8 @@ impl Library {
         ended
     }
 
-    /// Deregisters windows that a rank has just registered. The simulation calls this if, under the run's trouble, the
-    /// rank is to report that windows are unsupported: gpu-sim's NCCL supports them, so its registration has succeeded.
+    /// Deregisters windows that a rank has just registered. The simulation calls this function if the trouble makes the
+    /// rank report that windows are unsupported. The registration has succeeded, because gpu-sim's NCCL supports them.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         serials.iter().try_for_each(|serial| {

@@ -36,15 +36,15 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
-        // ranks, so the culprit meets no rank in meetings about pools. So its meetings get an epoch that no other
-        // meeting has, and the oracle does not compare their results with those of other ranks.
+        // ranks. So the culprit meets no other rank in meetings about pools. These meetings get an epoch of their own,
+        // so that the oracle does not compare their results with those of other ranks.
         if self.scenario.trouble_of(rank) == Trouble::ExtraDomain && meeting.kind.is_of_pool() {
             meeting.epoch |= 1 << 63;
         }
         self.start(rank, work, Span { meeting, begun: self.now, deadline: deadline.as_micros() as u64 })
     }
 
-    /// Returns the time limit of a rank in a meeting, counted from the begin of the meeting. This is `deadline`, the
+    /// Returns the time limit of a rank in a meeting, counted from the start of the meeting. This is `deadline`, the
     /// time limit in the program, unless the trouble is [`Trouble::ShortDeadline`]. Under that trouble, a `deadline` of
     /// [`DEADLINE`] becomes the trouble's deadline on the culprit and [`LONG_DEADLINE`] on the other ranks.
     pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
@@ -68,7 +68,8 @@ impl World {
 
     /// Begins a commit of the rank's first pool for a group, or of its second pool if `second` is true. The second pool
     /// belongs to the same domain and stays empty. Its commits test that commits of different pools for the same group
-    /// are kept apart. No trouble changes them. `last` is true for the commits at the end of the program.
+    /// are kept apart. So this function simulates troubles, such as [`Trouble::PrepareFails`], only in commits of the
+    /// first pool. `last` is true for the commits at the end of the program.
     pub(super) fn commit(
         &mut self,
         rank: u32,

@@ -1,7 +1,7 @@
 //! Simulates whole programs of several ranks under seeded schedules, and checks invariants that hold under every
 //! failure.
 //!
-//! A seed and its [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
+//! A seed and the [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
 //! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
 //! plain registration (`ncclCommRegister`), agreements on a length, graphs, messages, retirements, rendezvous,
 //! exchanges and their transfers, and groups that are created late or created again. The pools, the group states and
@@ -26,8 +26,8 @@
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler |
-//! | `requests` | requests of ranks to the store: the production code that turns a request into calls to the store |
-//! | `store` | the calls of these requests: sends them to the store, gets the replies, and repeats failed requests |
+//! | `requests` | the requests of ranks to the store. Production code turns each request into calls to the store |
+//! | `store` | the transport of these calls and their replies, and the repetition of failed requests |
 //! | `network` | the server of the store, and the connections of ranks to it |
 //! | `acts`, `meetings`, `ends` | the programs of ranks, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings that may be left in the store at the end of the run |
@@ -41,10 +41,10 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! The simulation leaves out two things. The tests in `tests/end_to_end/embedded` cover them: they run production code
-//! on gpu-sim, with a thread for each rank. First, collectives and messages transfer no data: the simulation only
-//! counts them. Second, the code that connects the state machine of a meeting to NCCL and the store in production (such
-//! as `membership/commit/member.rs`) does not run: `store` and `meetings` take its place.
+//! The simulation leaves out two things. First, collectives and messages transfer no data: the simulation only counts
+//! them. Second, the code that connects the state machine of a meeting to NCCL and the store in production (such as
+//! `membership/commit/member.rs`) does not run: `store` and `meetings` take its place. The tests in
+//! `tests/end_to_end/embedded` cover both: they run production code on gpu-sim, with a thread for each rank.
 
 mod acts;
 mod communicator;

@@ -156,8 +156,8 @@ impl Network {
         })
     }
 
-    /// Passes pieces from the store to the client: all those that [`hold`](Self::hold) has counted, or the next one if
-    /// there are none.
+    /// Passes pieces from the store to the client: all those that [`hold`](Self::hold) has counted, or the next piece
+    /// if it has counted none.
     pub(super) fn receive(&mut self, id: ClientId, now: Duration) -> Vec<client::Output> {
         let Some(link) = self.link(id) else { return Vec::new() };
         let count = mem::take(&mut link.held).max(1).min(link.down.len());

@@ -1,24 +1,26 @@
 //! The invariants of a run, which hold under every [trouble](super::trouble).
 //!
-//! - Members of a meeting get the same result. They get it at most [`FLOORS`](crate::agreement::FLOORS) after the
+//! - Every live rank ends its program. It ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after the
 //!   deadline. `FLOORS` is the sum of the least time limits of all actions after a decision and of the waits for their
-//!   outcomes. A rank that repeats failed requests to the store may take longer. Every live rank gets a result.
-//! - If a rank gets no result because the store failed, and the result of the other members changes the group, the rank
-//!   treats the group as dead.
-//! - If ranks wait for each other in different meetings, they get an error that lists this circle of waits.
+//!   outcomes. A rank may take longer if the trouble stops it or cuts it off from the store, or if it repeats failed
+//!   requests to the store.
+//! - Members of a meeting get the same result, except those for which the store fails. If the store fails for a rank,
+//!   and the result of the other members changes the group, the rank treats the group as dead.
+//! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
+//!   lists this [circle of waits](super::waits).
 //! - The ranks' lists of the members of the domain may differ. If a rank then gets a result other than a refusal in a
 //!   meeting of the domain, every rank in its list gets the same result.
-//! - The trouble can cause each refusal. The refusal names the culprit, or the first operation in which the histories
-//!   of the ranks' pools differ. Without a trouble, a meeting may be refused only in three cases. First, a slow store
-//!   makes a rank late. Second, on devices with little memory, a poisoned group keeps memory on some ranks, so that an
-//!   allocation fails only there. Third, a retirement names only a part of the segments that share a window. Under a
-//!   trouble, a meeting of a group without the culprit may be refused in the same cases, and also if a member is late
-//!   because it waited for the culprit.
+//! - Each refusal is one that the trouble can cause. The refusal names the culprit, or the first operation in which the
+//!   histories of the ranks' pools differ. Without a trouble, a meeting may be refused only in three cases. First, a
+//!   slow store makes a rank late. Second, on devices with little memory, a poisoned group keeps memory on some ranks,
+//!   so that an allocation fails only there. Third, a retirement names only a part of the segments that share a window.
+//!   Under a trouble, a meeting of a group without the culprit may be refused in the same cases, and also if a member
+//!   is late because it waited for the culprit.
 //! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
-//! - Members use a block through the same window at the same offset, or all through plain registrations, or all without
-//!   either. A window is registered on all members over the memory of the block.
-//! - A one-sided transfer follows the last agreed [plan](super::plans). It accesses memory and a signal slot of the
-//!   peer that the peer still lends for this plan.
+//! - In a collective, the members use a block through the same window at the same offset, or all through plain
+//!   registrations, or all without either. The window covers the memory of the block on every member.
+//! - A one-sided transfer belongs to the last agreed [plan](super::plans) of its name. For this plan, the peer still
+//!   lends the memory and the signal slot that the transfer accesses.
 //! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
 //!   or the last meetings may leave.
 
@@ -61,8 +63,8 @@ impl World {
         self.judge_uses()
     }
 
-    /// Checks that the last commit of every group succeeds. The programs end with these commits, which have a long
-    /// deadline. Exempts poisoned groups, and troubles that still act on these commits.
+    /// Checks that the last commit of every group succeeds. This commit is near the end of the programs, and has a long
+    /// deadline. Exempts poisoned groups, and commits that the trouble can still make fail.
     fn judge_last(&self, meetings: &BTreeMap<Meeting, Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
@@ -76,9 +78,9 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Under these troubles, a rank has lost the store, or numbers its meetings differently from its peers. Other
-        // ranks wait very long for it, and so come late to the last commits of all their groups. So any last commit may
-        // fail.
+        // Under these troubles, a rank has lost the store, or names its meetings differently from its peers. Other
+        // ranks wait very long for this rank, and so come late to the last commits of all their groups. So any last
+        // commit may fail.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -86,7 +88,8 @@ impl World {
             return Ok(());
         }
         // A rank that has skipped a commit may wait in the last commit while the other members still wait for this rank
-        // in the skipped commit. The last commit may then be refused with one of these two errors.
+        // in the skipped commit. The last commit may then be refused because of a circle of waits, or because the
+        // members are in different epochs of the group.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -122,9 +125,9 @@ impl World {
             };
             let retries = if it.said.store_failed() { RETRY_FLOOR.as_micros() as u64 } else { 0 };
             // An agreement on a length has no actions after the decision. But a rank whose patience (the time for which
-            // it waits for missing members) has ended searches for a circular wait. For this, it twice reads the waits
-            // of all ranks from the store, see `look`. If the two reads differ, it repeats both at most once. So it
-            // reads at most four times.
+            // it waits for missing members) has ended searches for a circle of waits. For this, it reads the waits of
+            // all ranks from the store twice, see `look`. If the two reads differ, it continues the search once. At
+            // most four such reads are allowed.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.span.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();

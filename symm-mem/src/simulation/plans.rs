@@ -88,7 +88,7 @@ fn differ(how: usize, record: &mut Record) {
 }
 
 impl World {
-    /// Begins the exchange of a plan on the rank.
+    /// Begins an exchange on the rank: the agreement on a plan with this name. `seed` determines its transfers.
     pub(super) fn exchange(&mut self, rank: u32, group: u64, name: u64, seed: u64) -> Result<(), Violation> {
         let otherwise = match self.scenario.trouble_of(rank) {
             Trouble::ExchangesOtherwise(how) => Some(how),
@@ -138,7 +138,7 @@ impl World {
             ends.push(End { peer: copier, part, export: Some(at as u32), offset, ..end });
         }
         let held = own.handles.held();
-        // All runs of a seed must be equal, but the order of the map's keys differs between runs. So they are sorted.
+        // The order of the map's keys differs between runs. They are sorted, because all runs of a seed must be equal.
         let mut open: Vec<_> = held.keys().copied().collect();
         open.sort_unstable();
         let mut record = Record {
@@ -243,8 +243,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The exchange has failed on this rank without a refusal by all members. The other members may have agreed
-            // on the plan, and may access this rank's memory. So a lease keeps the memory and the slots of the plan.
+            // The members have not agreed on a refusal. So the other members may have agreed on the plan, and may
+            // access this rank's memory. A lease keeps the memory and the slots of the plan.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(())
@@ -254,9 +254,9 @@ impl World {
     /// newest. Copies no data. If the rank is the copier of a transfer, it reads the number at the start of the
     /// lender's memory.
     ///
-    /// Checks that the rank admits the transfers exactly if the plan has the last agreed generation of its name. Checks
-    /// that admitted transfers use slots that the peer has lent for this plan, and memory that the peer still lends.
-    /// Skips transfers with dead peers.
+    /// Checks that `Generations::admit` succeeds exactly if the plan has the last agreed generation of its name. If it
+    /// succeeds, checks that each transfer uses a slot that the peer has lent for this plan, and memory that the peer
+    /// still lends. Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let Some(own) = self.ranks[rank as usize].exchanges.get(&group) else { return Ok(()) };
         let Some(named) = own.plans.get(&name) else { return Ok(()) };
@@ -373,9 +373,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks the state of the live ranks' exchanges at the end of the run: no handle is open, no lease runs, no lent
-    /// memory is allocated, and all slots are free except those of plans in quarantine. Plans may be in quarantine only
-    /// if the trouble delays ranks or the leases are short.
+    /// Checks the live ranks' exchanges at the end of the run: no handle is open, no lease runs, and all slots are free
+    /// except those of plans in quarantine. Plans may be in quarantine only if the trouble delays ranks or the leases
+    /// are short. Drops the exchanges, and then checks that all lent memory has been freed.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

@@ -169,7 +169,7 @@ impl Capture {
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
-    /// The number of operations in the pool's log when the meeting began.
+    /// The number of operations in the log of the rank's first pool when the meeting began.
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
@@ -222,10 +222,10 @@ pub(super) struct Rank {
     pub(super) clock: Duration,
     /// The number of events that the rank has handled. The trouble of a run can select one by this number.
     pub(super) steps: u64,
-    /// The number of actions that the rank has begun in all its meetings. The trouble of a run can select one by this
-    /// number.
+    /// The number of actions that the rank has begun in all its meetings, see
+    /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). Actions of the program do not count.
     pub(super) actions: u64,
-    /// The number of those actions that belong to retirements.
+    /// Like `actions`, but counts only actions of retirements.
     pub(super) retirement_actions: u64,
     pub(super) dead: bool,
     /// The time until which the rank cannot reach the store, on the simulation's clock in µs.

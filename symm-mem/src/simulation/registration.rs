@@ -140,8 +140,8 @@ impl World {
         Ok(())
     }
 
-    /// Deregisters the segments that a rank retires. Returns `Failed`, and deregisters nothing, if the trouble makes
-    /// deregistration fail and a segment is registered. Else returns `Done`.
+    /// Deregisters the segments that a rank retires, and returns `Done`. If the trouble makes deregistration fail and a
+    /// segment is registered, deregisters nothing and returns `Failed`.
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble_of(rank) == Trouble::DeregistrationFails;
         let state = self.rank(rank);

@@ -17,7 +17,6 @@ use bootstrap::{
 use super::violation::Violation;
 use crate::lock::lock;
 
-/// A request of a rank to the store.
 #[derive(Debug, Clone)]
 pub(super) enum StoreRequest {
     /// Sets a key that only this rank writes.
@@ -38,16 +37,16 @@ impl StoreRequest {
     }
 }
 
-/// What happens when a rank's request to the store has been answered.
+/// The continuation after the answer to a rank's request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
     /// The answer goes to the state machine of the rank's meeting. The number is the token of the request.
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The requesting rank has closed a plan of an exchange, so it no longer accesses the memory that another rank has
-    /// lent for the plan. The request sets the key that reports this. Then the lender, the rank with this number, checks
-    /// which of its lent memory it can free.
+    /// The requesting rank has closed a plan of an exchange, so it no longer accesses the memory that another rank, the
+    /// lender, has lent for the plan. The request sets the key that reports this. Then the lender checks whether it can
+    /// free lent memory. The number is the lender's rank.
     Closed(u32),
 }
 
@@ -62,8 +61,8 @@ pub(super) struct Asked {
     pub(super) request: StoreRequest,
     /// The end of the wait on the simulation's clock. `None` if the request does not wait for a key.
     pub(super) until: Option<Duration>,
-    /// One entry for each call so far. `None`: the deadline of the call has passed. `Some(None)`: the store has served the
-    /// call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
+    /// One entry for each call so far. `None`: the deadline of the call has passed. `Some(None)`: the store has served
+    /// the call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
     pub(super) replies: Vec<Option<Option<Reply>>>,
 }
 

@@ -107,7 +107,7 @@ pub(super) enum Way {
     Without,
 }
 
-/// The reason why a rank has no result of a meeting: of one about a pool, of a rendezvous, or of an exchange.
+/// The error with which a meeting has ended on a rank. `Pool` is for all meetings about a pool.
 enum Failed<'a> {
     Pool(&'a agreement::Ending),
     Meet(&'a protocol::Ending),
@@ -127,7 +127,7 @@ impl Said {
         }
     }
 
-    /// Returns true if the rank got no result because its requests to the store failed.
+    /// Returns true if the meeting has failed on this rank because its requests to the store failed.
     pub(super) fn store_failed(&self) -> bool {
         matches!(
             self.failed(),
@@ -165,8 +165,8 @@ impl Said {
         }
     }
 
-    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. This time is for the
-    /// actions after the decision, or for the last repetition of a failed store request.
+    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. The members need
+    /// this time for the actions after the decision, or for the last repetition of a failed store request.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
@@ -210,7 +210,7 @@ impl Said {
         }
     }
 
-    /// Returns the name under which the results of runs are counted.
+    /// Returns the name under which [`Run::tally`](super::Run::tally) counts this result.
     pub(super) fn name(&self) -> &'static str {
         if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
         | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self

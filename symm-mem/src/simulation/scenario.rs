@@ -8,13 +8,13 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{random::Random, trouble::Trouble, violation::Limits};
 use crate::agreement::WindowSupport;
 
-/// The normal deadline of a meeting, counted from its begin on each rank.
+/// The normal deadline of a meeting, counted from its start on each rank.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// Under [`Trouble::ShortDeadline`], the deadline of meetings on all ranks except the culprit, in place of
 /// [`DEADLINE`]. Commits of the second pool, and the commits at the end of the program, keep their deadlines.
 ///
-/// This deadline gives the culprit time for registrations that begin up to 30 s late under this trouble: the time limit
-/// of a registration, on all members, is 3/16 of the longest deadline among them, which is 75 s.
+/// This deadline gives the culprit time for registrations that begin up to 30 s late under this trouble. The time limit
+/// of a registration, on all members, is 3/16 of the longest deadline among them. For this deadline, 3/16 are 75 s.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
@@ -49,7 +49,7 @@ pub(super) enum Action {
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
     /// same numbers as on the other members. In production, `PoolScope::finish` skips a commit in this way if the pool
-    /// needs none.
+    /// has no new segments for the group.
     Skip {
         group: u64,
     },
@@ -105,8 +105,8 @@ pub(super) enum Action {
         name: u64,
         seed: u64,
     },
-    /// Executes the transfers of one of the plans with this name that the rank has not dropped: of the oldest one if
-    /// `former` is true, else of the newest one.
+    /// Executes the transfers of a plan with this name. Of the plans that the rank has not dropped, this is the oldest
+    /// one if `former` is true, else the newest one.
     Copy {
         group: u64,
         name: u64,
@@ -148,7 +148,6 @@ pub(super) struct Scenario {
     pub(super) culprit: u32,
     /// The members of each group, by the group's uid.
     pub(super) groups: BTreeMap<u64, Vec<u32>>,
-    /// The program of each rank.
     pub(super) programs: Vec<Vec<Action>>,
     /// The release of the library (NCCL), as its version code, such as 22809 for 2.28.9.
     pub(super) release: u32,
@@ -314,13 +313,13 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
 /// the other ranks.
 struct Writer<'a> {
     random: Random,
-    /// A second generator, for choices that must not change the numbers that all other choices get from `random`.
+    /// A second generator. Choices drawn from it do not change the numbers that the other choices get from `random`.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
     culprit: u32,
     groups: &'a BTreeMap<u64, Vec<u32>>,
-    /// The groups that the programs written so far create, by uid.
+    /// The uids of the groups that the programs written so far create.
     made: Vec<u64>,
     programs: Vec<Vec<Action>>,
     /// The number of collectives written so far. See [`Action::Use`].

@@ -111,7 +111,8 @@ impl World {
         Ok(())
     }
 
-    /// Continues the request whose call has ended, unless the rank no longer waits for it or dies at this step.
+    /// Continues the request whose call has ended, unless the rank no longer waits for it or dies at this
+    /// [step](super).
     fn called(&mut self, Finished { mut asked, outcome }: Finished) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
@@ -120,8 +121,8 @@ impl World {
             Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),
             Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
-            // The request waits for a key, and the rank was stopped so long that the store's answer comes after the
-            // time limit.
+            // The call waits for a key. The rank was stopped, and has read the store's answer more than 5 s after the
+            // call's deadline.
             Some(Err(Failure::Unresponsive)) => {
                 self.lose(asked);
                 return Ok(());
@@ -221,10 +222,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends window registrations that block although the verdict of their commit in the store says that the group is
-    /// dead. In production, while a member's registration blocks, another thread of the member reads the verdict and
-    /// aborts the communicator. The function leaves out some members at random, because the abort may come too late. It
-    /// removes all members whose commit has a verdict from [`watched`](Self::watched), because a verdict never changes.
+    /// Ends the blocked window registrations of each commit whose verdict in the store says that the group is dead. In
+    /// production, while a member's registration blocks, another thread of the member reads the verdict and aborts the
+    /// communicator. The abort may come too late, so the function leaves out some members at random. It removes each
+    /// member whose commit has a verdict from [`watched`](Self::watched), because a verdict never changes.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

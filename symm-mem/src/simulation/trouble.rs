@@ -1,4 +1,5 @@
-//! The trouble of a run. A trouble that concerns one phase occurs in a phase that the seed selects.
+//! The trouble of a run, see [the terms](super). A trouble that concerns one phase occurs in a phase that the seed
+//! selects. Most troubles concern one rank, the *culprit*.
 
 use std::time::Duration;
 
@@ -107,7 +108,8 @@ pub(super) enum Trouble {
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
     OtherProtocol,
-    /// From the time in the first field on, the culprit cannot reach the store for the time in the second field, in ms.
+    /// For some time, the culprit cannot reach the store. The first field is when this time begins. The second field is
+    /// its length in ms.
     CutOff(CutOffAt, u64),
     /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
     /// all connections are counted together, from 1.
@@ -119,9 +121,9 @@ pub(super) enum Trouble {
 pub(super) enum CutOffAt {
     /// The [step](super) of the culprit with this number.
     Step(u64),
-    /// The action of the culprit with this number, counted from 1 over all its meetings: to register or deregister
-    /// windows, to wait for an idle device, or to open memory. So the culprit may lose the store between a decision and
-    /// the vote on its outcome.
+    /// The action of the culprit with this number, counted from 1 over all its meetings. An action is to register or
+    /// deregister windows, to wait for an idle device, or to open or map peers' memory. So the culprit may lose the
+    /// store between a decision and the vote on its outcome.
     Action(u64),
     /// Like [`Action`](Self::Action), but only the actions of retirements are counted. There are few of them in a run.
     RetirementAction(u64),
@@ -223,9 +225,8 @@ impl Trouble {
     }
 
     /// Returns true if the trouble can [silence](Self::silences) a rank for at least `OUTCOME_FLOOR`. After a decision,
-    /// the other members wait at least this long for the rank's outcome. `Stopped` silences its rank for the time in ms
-    /// that it contains. For the other silencing troubles, the function always returns true. For `CutOff`, the time
-    /// does not matter: the oracle does not compare results with `CutOff` and `StoreDies`, so it never uses this value.
+    /// the other members wait at least this long for the rank's outcome. The result depends on the duration only for
+    /// `Stopped`. For `CutOff` and `StoreDies`, the oracle does not use the result.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= OUTCOME_FLOOR,

@@ -1,5 +1,5 @@
-//! Under [`Trouble::OtherProtocol`], the culprit behaves like a rank whose release of this crate uses a protocol
-//! version that is one higher than that of the other ranks.
+//! The protocol version of the culprit under [`Trouble::OtherProtocol`]. It is one higher than that of the other ranks,
+//! as if the culprit ran another release of this crate.
 
 use bootstrap::agreement::{Answer, Request};
 

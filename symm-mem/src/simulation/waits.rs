@@ -27,9 +27,9 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // Before it reports a timeout, a rank searches for a circle of waits. The search finds only waits that last as
-        // long as the search itself. It twice reads the waits of all ranks, see `look`, and needs up to 12 messages
-        // besides. `messages` is the longest duration of a search, in µs.
+        // Before it reports a timeout, a rank searches for a circle of waits. The search finds only waits that last
+        // from its first read of the waits of all ranks to its second, see `look`. It needs up to 12 messages besides.
+        // `messages` is the longest time in µs for two reads and these messages.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {

@@ -46,9 +46,10 @@ impl<P: Protocol> Machine<P> {
 
     /// Passes an answer to the state machine at the time `now` of the rank's own clock, and returns its next request.
     ///
-    /// `outcome` converts an answer that is neither the start nor from the store to the outcome of an action. It
-    /// returns `None` if the answer belongs to another kind of agreement. `act` converts an action to a request: its
-    /// arguments are the plan, the deadline, and the key of the verdict. `said` converts the result of the agreement.
+    /// - `outcome` converts an answer other than `Start` and `Store` to the outcome of an action. It returns `None` if
+    ///   the answer belongs to another kind of agreement.
+    /// - `act` converts an action to a request. Its arguments are the plan, the deadline, and the key of the verdict.
+    /// - `said` converts the result of the agreement.
     fn step(
         &mut self,
         answer: Answer,
@@ -61,8 +62,8 @@ impl<P: Protocol> Machine<P> {
             Answer::Start => self.agreement.begin(now),
             Answer::Store(answer) => self.agreement.step(agreement::Input::Store(answer), now),
             other => {
-                // If `outcome` returns `None`, the machine gets the store's answer `Expired`. A machine that waits for
-                // the outcome of an action cannot use it, so it ends with `OutOfStep`, which the oracle reports.
+                // If `outcome` returns `None`, the machine gets the store's answer `Expired` in place of the outcome.
+                // The machine then ends with `OutOfStep`, which the oracle reports.
                 let expired = agreement::Input::Store(agreement::Answer::Expired);
                 self.agreement.step(outcome(other).map_or(expired, agreement::Input::Acted), now)
             }
@@ -156,8 +157,8 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    /// A step of a search. The members of a commit make it if their pools' allocation logs differ, to find the first
-    /// operation that differs. The plan asks for hashes of this rank's log, or for one operation.
+    /// A step of the search that follows if the pools' logs differ between the members of a commit. The search finds
+    /// the first operation that differs. The plan asks for hashes of this rank's log, or for one operation.
     Search(Plan),
     /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
     /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
@@ -300,7 +301,7 @@ impl Work {
                     opened,
                     |plan, _, _| Want::Open(plan),
                     |result, it| {
-                        // The state machine leaves out the agreement if it has passed it to `Want::Open` before.
+                        // After a `Want::Open`, the result omits the agreement, because `last` already has it.
                         let agreed = |agreed: Option<exchange::Agreement>| {
                             agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
                         };
@@ -324,7 +325,7 @@ impl Work {
     }
 }
 
-/// If the answer is that to opening or mapping the peers' memory, returns its outcome. Otherwise returns `None`.
+/// Returns the outcome of opening or mapping the peers' memory, or `None` for other answers.
 fn opened(answer: Answer) -> Option<crate::sharing::Outcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),

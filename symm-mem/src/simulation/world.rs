@@ -1,4 +1,4 @@
-//! The scheduler: executes the events of ranks, devices, a store and the library (NCCL) in an order that the seed
+//! The scheduler: executes the events of the ranks, the store and the library (NCCL) in an order that the seed
 //! determines.
 //!
 //! Every piece of a message to or from the store takes a random time. A call into the library begins at once, unless
@@ -340,8 +340,8 @@ impl World {
         Ok(true)
     }
 
-    /// Counts an action of the rank, in a retirement or in another meeting. If the trouble cuts off the rank at this
-    /// action, does so.
+    /// Counts an action of the rank in its meeting, see [`CutOffAt::Action`]. `in_retirement` is true if the meeting is
+    /// a retirement. If the trouble cuts off the rank at this action, does so.
     pub(super) fn strike_action(&mut self, rank: u32, in_retirement: bool) -> Result<(), Violation> {
         let trouble = self.scenario.trouble_of(rank);
         let state = self.rank(rank);

@@ -262,7 +262,7 @@ impl SymmetricPool {
     }
 
     /// Attaches a group to the pool: commits all segments that are not retired. The group may be attached late, after
-    /// segments were committed for other groups or retired.
+    /// segments were retired, or committed for other groups.
     ///
     /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
     /// when it creates a group learns early whether the pool can be used with this group.

@@ -64,9 +64,9 @@ impl<'a> PoolScope<'a> {
     /// equal. So if only one rank lacks the memory for a new segment, this rank takes part in the next commit too. The
     /// commit reports the lack of memory to all members.
     ///
-    /// A member that has made other requests may skip a commit that the others do not skip. The others then wait until
-    /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. Each member numbers
-    /// its commits for the group, and counts the skipped commit too. So the next commit has the same number on all
+    /// A member whose requests differ may skip a commit that the others do not skip. The others then wait until their
+    /// deadlines and get `SyncTimeout`, which names that member, and nothing is registered. Each member numbers its
+    /// commits for the group, and counts the skipped commit too. So the next commit has the same number on all
     /// members, and all take part in it. That commit compares all requests and reports the first difference. If the
     /// member begins its next commit while the others still wait in the earlier one, both commits fail with a
     /// `SyncTimeout` that lists the circle of ranks that wait for each other, and the commit after them reports the

@@ -22,10 +22,10 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 /// Commits several pools for several groups: each pair of a pool and a group in `commits` is one commit. Use this
 /// function if a rank is in several groups, or if a thread drives several ranks.
 ///
-/// The rank of a commit is the rank of its pool's domain. The commits of one rank run one after the other, in ascending
-/// order of the group ids and, for the same group, of the pool ids. The commits of different ranks run in parallel, on
-/// threads that end before this function returns. A failed commit does not prevent the other commits. Returns one
-/// result for each commit, in the order of `commits`.
+/// Each commit belongs to the rank for which its pool was made ([`Domain::rank`](crate::Domain::rank)). The commits of
+/// one rank run one after the other, in ascending order of the group ids and, for the same group, of the pool ids. The
+/// commits of different ranks run in parallel, on threads that end before this function returns. A failed commit does
+/// not prevent the other commits. Returns one result for each commit, in the order of `commits`.
 ///
 /// The deadline applies to the whole call: each commit gets the time that remains after the earlier commits of its
 /// rank.

@@ -167,7 +167,6 @@ proptest! {
             for (_, record) in &records {
                 prop_assert_eq!(&record.segments[..segments as usize], first);
                 match &record.readiness {
-                    // The failure concerns a segment that is left out.
                     Readiness::Failed { ordinal: Some(failed), .. } if record.policy == Policy::Prefix => {
                         prop_assert!(first.iter().all(|segment| segment.ordinal != *failed));
                     }

@@ -39,9 +39,9 @@ impl Core {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
-    /// If work runs or was captured: announces that this rank has given up, and then ends the waits of its streams,
-    /// except those for which [`holds`](Self::holds) returns true. Returns whether the path was [idle](Self::is_idle)
-    /// before that.
+    /// If the path is not [idle](Self::is_idle), or has captured work: announces that this rank has given up, and then
+    /// ends the waits of its streams, except those for which [`holds`](Self::holds) returns true. Returns whether the
+    /// path was idle before that.
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {

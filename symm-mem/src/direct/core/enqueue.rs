@@ -21,7 +21,7 @@ use crate::lock::lock;
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
     /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
-    /// capture uses that stream, or the call (eager or captured) has only one slot of the ring to use. Updates
+    /// capture uses that stream, or the ring has only one slot for this kind of call (captured or not). Updates
     /// [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. If it has left out chunks, returns
     /// [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be enqueued.
     ///

@@ -96,7 +96,7 @@ struct Called {
     message: Message,
     captured: bool,
     number: u64,
-    /// The segment and the offset of the first end's buffer.
+    /// The place of the first end's buffer, or [`Place::NONE`].
     place: Place,
     is_first: bool,
 }

@@ -11,7 +11,7 @@ use crate::{
     sharing::{self, Site},
 };
 
-/// Identifies an allocation of one process. The identity is never reused, unlike an address.
+/// Identifies an allocation of one process. Unlike an address, an id is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationId {
     /// An allocation that is not a segment of a symmetric pool.
@@ -93,8 +93,8 @@ pub struct Export {
 }
 wire_struct!(Export { id, shared });
 
-/// One end of a transfer. The n-th end that a rank lists with a peer matches the n-th end that the peer lists with the
-/// rank.
+/// One end of a transfer. If two ranks have several transfers with each other, the n-th of them in the list of one rank
+/// matches the n-th of them in the list of the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
     /// The peer, as a rank of the job.
@@ -209,7 +209,8 @@ impl Record {
     /// the two ranks' records in [`Agreement::records`](super::Agreement::records). `None` if this rank's record has no
     /// regions.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
-        // A rank has no slot for itself. So the slot of a peer that follows it has the peer's index minus 1.
+        // The rank has no slot for itself. So for a peer after it in the records, the place is the peer's index minus
+        // 1.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
         self.regions.as_ref()?.first_slot.checked_add(place)
     }

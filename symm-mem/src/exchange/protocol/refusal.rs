@@ -9,9 +9,10 @@ use crate::{
 };
 
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
-/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged. Exception: if another
-/// process runs as this rank, or if this rank has another list of members than the others, this rank may be the only
-/// one that gets the refusal, and the others may have the plan or the regions.
+/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.
+///
+/// Exception: another process may run as this rank, or this rank may have another list of members than the others. Then
+/// this rank may be the only one that gets the refusal, and the others may have the plan or the regions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
@@ -146,9 +147,9 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had arrived. Or the group ended during the agreement: then `noticed` is empty, and
-    /// `missing` is the rank that ended the group or, if the group's error names no rank, the rank that reported the
-    /// end.
+    /// Ranks were lost after all had arrived. Or the group ended during the agreement. In the second case, `noticed` is
+    /// empty, and `missing` contains only the rank that ended the group. If the group's error names no rank, `missing`
+    /// contains the rank that reported the end instead.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
@@ -157,7 +158,7 @@ pub enum ExchangeRefusal {
         /// The ranks that did not report the outcome of opening the memory, ascending. If all ranks reported, the ranks
         /// that other ranks found gone.
         missing: Vec<u32>,
-        /// The ranks that waited for the missing ranks and timed out or found them gone.
+        /// The ranks that got no answer from a peer or found a peer gone, ascending.
         noticed: Vec<u32>,
     },
 }

@@ -1,5 +1,5 @@
 //! Routes: the parts of an agreement that one rank needs. For a plan, the peer's end of each transfer of the rank. For
-//! regions, the regions of each peer.
+//! regions, the regions of each peer, and the slots for the signals between the rank and the peer.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ pub struct Route {
 /// One peer of a rank, and the slots for the signals between the rank and the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionRoute<'a> {
-    /// The peer's record, which has its regions.
+    /// The peer's record, which lists the peer's regions.
     pub peer: &'a Record,
     /// Index of the rank's slot, into which the peer writes its signals.
     pub own_slot: u32,

@@ -48,10 +48,10 @@ struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The piece of this rank, then the piece of the peer, each as the index of its region and its own index in that
-    /// region. A peer's region has one piece for each of its allocations. Two of these may be mapped at adjacent
-    /// addresses, but one copy must not span both. A region of this rank is always one piece, because a copy may span
-    /// several allocations of this rank.
+    /// The piece of this rank, then the piece of the peer. Each pair contains the index of the region, and the index of
+    /// the piece in the region. A peer's region has one piece for each allocation that it lies in. Two pieces may be
+    /// mapped at adjacent addresses, but one copy must not span both. A region of this rank is always one piece,
+    /// because a copy may span several allocations of this rank.
     pieces: [(usize, usize); 2],
 }
 

@@ -24,7 +24,7 @@ impl fmt::Display for Side {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The rank on this side shares no region of this index.
+    /// The rank on this side shares no region with this index.
     #[error("{side} region {region} of a rank that shares {regions}")]
     NoSuchRegion {
         /// The side of the region.

@@ -1,5 +1,4 @@
-//! Regions: memory that the members of a group share, and transfers between the regions of any two members without an
-//! agreement.
+//! Regions: memory that the members of a group share. A transfer between the regions of two members needs no agreement.
 
 mod agree;
 mod descriptor;
@@ -53,7 +52,7 @@ use crate::lock::lock;
 /// regions again under the same name, which makes a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
-/// transfers stay valid after this rank has dropped its handles. If a peer still has the set at the end of the
+/// transfers stay valid after this rank has dropped the set. If a peer still has the set at the end of the
 /// [lease](super::ExchangeOptions::lease), the regions are [quarantined](super::Exchange::quarantine) instead of freed.
 /// Once a rank has noticed that a peer has dropped the set, for example in [`check`](Self::check), further transfers
 /// with that peer return [`Fault::Abandoned`]. If a peer drops the set without sending a notification that this rank

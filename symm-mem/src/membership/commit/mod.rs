@@ -59,8 +59,8 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Done {
     /// One entry for each registered segment, in the order of the segments: the serial number of its window, the
-    /// window, and the segment's offset in it in bytes. Segments that share a window have equal numbers. In the
-    /// simulation, the number is known, but there is no [`Window`].
+    /// window, and the segment's offset in it in bytes. Segments that share a window have equal numbers. The
+    /// simulation has only the number: its second value is `None`.
     pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
     /// The members' memory, if this rank has opened it.
     pub(crate) opened: Option<OpenedPeers>,
@@ -219,8 +219,8 @@ impl Memberships {
 
     /// Begins a commit of the pool's new segments. `found` is the state of this rank's group at the start of the
     /// commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
-    /// windows. `offer` offers the given new segments to the other members. Returns a pair: the start of this rank's
-    /// part in the agreement, with its record, and a copy of the new segments in this record.
+    /// windows. `offer` offers the given new segments to the other members. Returns the arguments with which this rank
+    /// starts the agreement, and the new segments in this rank's record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,

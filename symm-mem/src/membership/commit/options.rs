@@ -9,15 +9,17 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
-    /// The time limit of the commit, counted from the call. The limits of the commit's phases are computed from it. A
-    /// member may join the commit later than the first member by up to three eighths of this time. If it joins later,
-    /// the commit is refused ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
+    /// The time limit of the commit, counted from the call. A member may join the commit later than the first member by
+    /// up to three eighths of this time. If it joins later, the commit is refused
+    /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
     /// After their decision, the members register windows, open each other's memory, or search for the first difference
     /// between their allocation logs. After each of these actions, they wait for each other's outcomes. Each action and
-    /// each wait has its own time limit, equal on all members. The limit is a share of the longest `deadline` among the
-    /// members, and at most 10 min. The limit of an action (the whole search is one action) is at least 10 s, and that
-    /// of a wait is at least 5 s. Store requests that do not wait for a member have a limit of the store instead
+    /// each wait has its own time limit, equal on all members. The limit is a share of `deadline` (of the longest one,
+    /// if members pass different deadlines), and at most 10 min. The limit of an action (the whole search is one
+    /// action) is at least 10 s, and that of a wait is at least 5 s.
+    ///
+    /// Store requests that do not wait for a member have a limit of the store instead
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is
     /// stopped, members may get the error up to the store's limit later than these time limits allow.
     pub deadline: Duration,

@@ -116,7 +116,7 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
     let hosts = differs(records, |record| record.site.host);
     let descriptors = records.iter().all(|record| record.export.handle.has_descriptor());
     let anywhere = records.iter().filter(|record| record.export.handle.opens_on_any_host()).count();
-    // A handle type counts only if all members have it. Other types that only some members have do no harm.
+    // A handle type counts only if all members have it.
     if anywhere == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }

@@ -94,8 +94,8 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The `number` of the earlier rendezvous of this allocation in which this rank has mapped the peers' memory. `None`
-    /// if it has not mapped that memory yet.
+    /// The mapping of the peers' memory that this rank already has for this allocation: the `number` of the rendezvous
+    /// that made it. `None` if this rank has no such mapping.
     pub mapped: Option<u64>,
     /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,

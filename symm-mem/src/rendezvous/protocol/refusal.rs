@@ -59,8 +59,8 @@ pub enum RendezvousRefusal {
         /// Its value on each rank.
         values: ValuesByRank<u64>,
     },
-    /// A rank failed before the members mapped memory, has another member list than the others, or two processes take
-    /// part as this rank.
+    /// A rank failed before the members mapped memory, has another member list than the others, or takes part from two
+    /// processes.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -115,7 +115,7 @@ pub enum RendezvousRefusal {
         kinds.describe(String::clone)
     )]
     HandleKindMismatch {
-        /// The handle types of each rank, with the kind of device if it is not that of the CUDA driver.
+        /// The handle types of each rank. For foreign memory, also the kind of device.
         kinds: ValuesByRank<String>,
     },
     /// The ranks are on several hosts, but their memory has no fabric handles. A file descriptor shares memory only

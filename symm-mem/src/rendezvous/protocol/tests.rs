@@ -65,7 +65,7 @@ const DIFFERENCES: [Difference; 17] = [
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("HandleKindMismatch", |record| {
-        // Rank 2's memory has another kind of device and another size. The refusal is about the kind, because a
+        // Rank 2's memory is on another kind of device and has another size. The refusal is about the kind, because a
         // difference in kind explains a difference in size: devices of different kinds round sizes differently.
         record.export = Export { bytes: 4096, handle: foreign("host", true), token: 7 };
     }),
@@ -134,7 +134,7 @@ fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
     records[1].site.host += 1;
     assert!(matches!(decide(&records), Decision::Act { .. }));
     assert_eq!(refusal(&with([foreign("host", true), by_handle])).name(), "HandleKindMismatch");
-    // In one process too, the kinds must be equal.
+    // The kinds must be equal even in one process.
     let mut records = with([foreign("host", false), foreign("disk", false)]);
     records.iter_mut().for_each(|record| record.site.process = 0);
     let text = refusal(&records).to_string();
@@ -225,7 +225,7 @@ fn what_stands_in_the_store_keeps_its_form() {
 proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(drawn in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
-        // No input causes a panic, and encoded values decode to themselves.
+        // Decoding arbitrary bytes causes no panic. A value that is encoded and decoded again is unchanged.
         let _ = read::<Record>(&drawn);
         let _ = read::<Decision>(&drawn);
         let mut record = record(rank);
