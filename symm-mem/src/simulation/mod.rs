@@ -24,7 +24,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `scenario`, `trouble` | the choices of a seed, and the trouble |
+//! | `scenario`, `programs`, `trouble` | the choices of a seed, the programs of the ranks, and the trouble |
 //! | `world` | the scheduler |
 //! | `requests` | the requests of ranks to the store. Production code turns each request into calls to the store |
 //! | `store` | the transport of these calls and their replies, and the repetition of failed requests |
@@ -57,6 +57,7 @@ mod meetings;
 mod network;
 mod oracle;
 mod plans;
+mod programs;
 mod random;
 mod rank;
 mod registration;

@@ -1,0 +1,325 @@
+//! Draws the programs of all ranks.
+
+use std::collections::BTreeMap;
+
+use super::{
+    random::Random,
+    scenario::{Action, MIB, Subject},
+    trouble::Trouble,
+    violation::Limits,
+};
+
+/// Writes the programs of all ranks. The trouble decides in which actions the culprit's program differs from those of
+/// the other ranks.
+pub(super) struct Writer<'a> {
+    random: Random,
+    /// A second generator. Choices drawn from it do not change the numbers that the other choices get from `random`.
+    aside: Random,
+    limits: &'a Limits,
+    trouble: Trouble,
+    culprit: u32,
+    groups: &'a BTreeMap<u64, Vec<u32>>,
+    /// The uids of the groups that the programs written so far create.
+    made: Vec<u64>,
+    programs: Vec<Vec<Action>>,
+    /// The number of collectives written so far. See [`Action::Use`].
+    site: u64,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(
+        seed: u64,
+        limits: &'a Limits,
+        trouble: Trouble,
+        culprit: u32,
+        groups: &'a BTreeMap<u64, Vec<u32>>,
+        world: u32,
+    ) -> Self {
+        Self {
+            random: Random(seed),
+            aside: Random(!seed),
+            limits,
+            trouble,
+            culprit,
+            groups,
+            made: Vec::new(),
+            programs: vec![Vec::new(); world as usize],
+            site: 0,
+        }
+    }
+
+    /// Writes and returns the programs, by rank. They have `phases` phases. A trouble that concerns a single phase
+    /// occurs in phase `bad`.
+    pub(super) fn write(mut self, phases: u64, bad: u64) -> Vec<Vec<Action>> {
+        for phase in 0..phases {
+            self.phase(phase, phase == bad);
+        }
+        self.last();
+        self.programs
+    }
+
+    fn all(&mut self, action: &Action) {
+        self.programs.iter_mut().for_each(|program| program.push(action.clone()));
+    }
+
+    fn culprit(&mut self, action: Action) {
+        self.programs[self.culprit as usize].push(action);
+    }
+
+    fn members(&mut self, group: u64, action: &Action) {
+        let members = &self.groups[&group];
+        members.iter().for_each(|rank| self.programs[*rank as usize].push(action.clone()));
+    }
+
+    fn others(&mut self, action: &Action) {
+        let others = (0..).zip(&mut self.programs).filter(|(rank, _)| *rank != self.culprit);
+        others.for_each(|(_, program)| program.push(action.clone()));
+    }
+
+    /// Draws a group that the programs have created, or returns `None` if there is none.
+    fn pick(&mut self) -> Option<u64> {
+        (!self.made.is_empty()).then(|| *self.random.pick(&self.made))
+    }
+
+    /// Writes a phase of the programs: a part with requests to the pool, commits, and sometimes other actions. `bad` is
+    /// true in exactly one phase of the run. A trouble that concerns a single phase occurs in it.
+    fn phase(&mut self, phase: u64, bad: bool) {
+        let late: Vec<u64> = self
+            .groups
+            .keys()
+            .copied()
+            .filter(|group| !self.made.contains(group))
+            .filter(|_| phase > 0 || !self.random.one_in(4))
+            .collect();
+        for group in late {
+            self.members(group, &Action::Make { group, epoch: false });
+            self.made.push(group);
+        }
+        self.made.sort_unstable();
+        self.requests(bad);
+        for rank in 0..self.programs.len() {
+            let us = self.random.below(1000);
+            self.programs[rank].push(Action::Pause { us });
+        }
+        if let (Trouble::Late(ms), true) = (self.trouble, bad) {
+            self.culprit(Action::Pause { us: 1000 * ms });
+        }
+        if self.random.one_in(4) {
+            for rank in 0..self.programs.len() {
+                let bytes = self.random.below(3 << 20);
+                self.programs[rank].push(Action::AllocateAgreed { bytes });
+            }
+        }
+        let capturing = bad && matches!(self.trouble, Trouble::Capturing | Trouble::CapturingUndeclared);
+        if capturing {
+            let declared = self.trouble == Trouble::Capturing;
+            self.culprit(Action::BeginCapture { declared });
+        }
+        self.commits(bad);
+        self.second(bad);
+        self.uses();
+        // In some phases, the ranks capture a graph and keep it until a later `DropGraphs`. So they also allocate and
+        // free blocks while a graph exists.
+        if !capturing && self.aside.one_in(3) {
+            self.capture();
+            self.all(&Action::EndCapture);
+        } else if self.aside.one_in(4) {
+            self.all(&Action::DropGraphs);
+        }
+        self.messages();
+        if self.random.one_in(3) {
+            self.meet();
+        }
+        if self.random.one_in(3) || matches!(self.trouble, Trouble::ExchangesOtherwise(_)) {
+            self.exchange();
+        }
+        if capturing {
+            self.culprit(Action::EndCapture);
+            self.culprit(Action::DropLastGraph);
+        }
+        let wanted = matches!(
+            self.trouble,
+            Trouble::KeepsGraphs
+                | Trouble::KeepsBlocks
+                | Trouble::RetiresOther
+                | Trouble::NeverAtRest
+                | Trouble::RestsLate
+                | Trouble::DeregistrationFails
+        );
+        if self.random.one_in(3) || wanted {
+            if self.random.one_in(2) || self.trouble == Trouble::KeepsGraphs {
+                self.capture();
+                self.uses();
+                self.all(&Action::EndCapture);
+            }
+            self.retire(bad);
+        }
+        if self.random.one_in(6)
+            && !self.trouble.silences()
+            && let Some(group) = self.pick()
+        {
+            let epoch = self.random.one_in(2);
+            self.members(group, &Action::Make { group, epoch });
+        }
+    }
+
+    fn requests(&mut self, bad: bool) {
+        let mut wanted = Vec::new();
+        for _ in 0..self.random.below(24).min(self.limits.requests) {
+            wanted.push(match self.random.one_in(4) {
+                true => Action::Free { nth: self.random.next() },
+                false => Action::Allocate { bytes: 1 + self.random.below(3 << 19) },
+            });
+        }
+        let at = self.random.below(wanted.len() as u64 + 1) as usize;
+        let mut others = wanted.clone();
+        match self.trouble {
+            Trouble::ExtraSegment if bad => others.insert(at, Action::Allocate { bytes: 64 * MIB }),
+            Trouble::ExtraBlock if bad => others.insert(at, Action::Allocate { bytes: 7 }),
+            Trouble::OtherSize if bad => match others.get_mut(at) {
+                Some(Action::Allocate { bytes }) => *bytes += 16 * MIB,
+                _ => others.insert(at, Action::Allocate { bytes: 16 * MIB }),
+            },
+            _ => {}
+        }
+        for (rank, program) in (0..).zip(&mut self.programs) {
+            program.extend(if rank == self.culprit { &others } else { &wanted }.iter().cloned());
+        }
+    }
+
+    fn commits(&mut self, bad: bool) {
+        let swapped = bad && self.trouble == Trouble::Swapped;
+        let absent = bad && self.trouble == Trouble::Absent;
+        let skips = bad && self.trouble == Trouble::Skips;
+        let together = self.random.one_in(2) && !swapped && !absent && !skips;
+        for rank in 0..self.programs.len() {
+            let mut groups = self.groups_of(rank as u32);
+            if together {
+                for at in (1..groups.len()).rev() {
+                    groups.swap(at, self.random.below(at as u64 + 1) as usize);
+                }
+                self.programs[rank].push(Action::CommitAll { groups, last: false });
+                continue;
+            }
+            if rank as u32 == self.culprit && swapped {
+                groups.reverse();
+            }
+            if rank as u32 == self.culprit && absent {
+                groups.pop();
+            }
+            let skipped = if rank as u32 == self.culprit && skips { groups.pop() } else { None };
+            let commit = |group| Action::Commit { group, second: false, last: false };
+            self.programs[rank].extend(groups.into_iter().map(commit));
+            self.programs[rank].extend(skipped.map(|group| Action::Skip { group }));
+        }
+    }
+
+    /// In some phases, writes for one group a commit of the first pool and one of the second pool, in this order. Under
+    /// [`Trouble::CrossesPools`], the culprit has the opposite order.
+    fn second(&mut self, bad: bool) {
+        let crosses = bad && self.trouble == Trouble::CrossesPools;
+        let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
+        if groups.is_empty() || !(crosses || self.aside.one_in(6)) {
+            return;
+        }
+        let group = *self.aside.pick(&groups);
+        for rank in self.groups[&group].clone() {
+            let order = if rank == self.culprit && crosses { [true, false] } else { [false, true] };
+            let commits = order.map(|second| Action::Commit { group, second, last: false });
+            self.programs[rank as usize].extend(commits);
+        }
+    }
+
+    fn groups_of(&self, rank: u32) -> Vec<u64> {
+        self.made.iter().copied().filter(|group| self.groups[group].contains(&rank)).collect()
+    }
+
+    fn uses(&mut self) {
+        for group in self.made.clone() {
+            self.site += 1;
+            let action = Action::Use { group, nth: self.random.next(), site: self.site };
+            self.members(group, &action);
+        }
+    }
+
+    /// Writes messages along a group's members, like those between the stages of a pipeline. The first and the last
+    /// member have one peer, the others two.
+    fn messages(&mut self) {
+        if self.made.is_empty() || !self.aside.one_in(2) {
+            return;
+        }
+        let group = *self.aside.pick(&self.made);
+        for pair in self.groups[&group].clone().windows(2) {
+            for _ in 0..1 + self.aside.below(2) {
+                self.members(group, &Action::Message { group, from: pair[0], to: pair[1] });
+            }
+        }
+    }
+
+    fn meet(&mut self) {
+        let Some(group) = self.pick() else { return };
+        let what = match self.random.one_in(3) {
+            true => Subject::Persistent { id: self.random.below(2) },
+            false => Subject::Block { nth: self.random.next() },
+        };
+        // Sometimes writes the rendezvous twice, so that the second one finds the memory already mapped.
+        for _ in 0..1 + self.random.below(2) {
+            self.members(group, &Action::Meet { group, what });
+        }
+    }
+
+    fn exchange(&mut self) {
+        let Some(group) = self.pick() else { return };
+        let name = self.random.below(2);
+        for _ in 0..1 + self.random.below(2) {
+            let seed = self.random.next();
+            self.members(group, &Action::Exchange { group, name, seed });
+            for former in [self.random.one_in(2), false] {
+                self.members(group, &Action::Copy { group, name, former });
+            }
+        }
+        if self.random.one_in(2) {
+            let all = self.random.one_in(2);
+            self.members(group, &Action::DropPlans { group, name, all });
+        }
+    }
+
+    /// Begins a capture in the programs of all ranks, and writes up to three uses of blocks into the capture.
+    fn capture(&mut self) {
+        let declared = self.aside.one_in(2);
+        self.all(&Action::BeginCapture { declared });
+        for _ in 0..self.aside.below(4) {
+            let nth = self.aside.next();
+            self.all(&Action::Capture { nth });
+        }
+    }
+
+    fn retire(&mut self, bad: bool) {
+        let (nth, count) = (self.random.next(), 1 + self.random.below(2));
+        match bad && self.trouble == Trouble::KeepsGraphs {
+            true => self.others(&Action::DropGraphs),
+            false => self.all(&Action::DropGraphs),
+        }
+        let retire = |nth, count| Action::Retire { nth, count };
+        if bad && self.trouble == Trouble::RetiresOther {
+            self.others(&retire(nth, count));
+            self.culprit(retire(nth + 1, 3 - count));
+        } else {
+            self.all(&retire(nth, count));
+        }
+    }
+
+    /// Writes the actions at the end of the programs: commits of all groups, collectives, and the closing of the
+    /// exchanges. If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a
+    /// member.
+    fn last(&mut self) {
+        let dies = matches!(self.trouble, Trouble::Killed(_));
+        for rank in 0..self.programs.len() {
+            let mut groups = self.groups_of(rank as u32);
+            groups.retain(|group| !dies || !self.groups[group].contains(&self.culprit));
+            self.programs[rank].push(Action::CommitAll { groups, last: true });
+        }
+        self.uses();
+        self.all(&Action::CloseExchanges);
+    }
+}
