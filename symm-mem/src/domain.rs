@@ -27,8 +27,8 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// agree only with ranks of the same generation. A commit that waits in vain for ranks of another generation ends with
 /// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
-/// A rank must have the same number in all domains of one store: its rank in the job. Otherwise the ranks cannot detect
-/// that they wait for each other in agreements of different pools.
+/// A process must have the same rank in all domains of one store: its rank in the job. Otherwise the ranks cannot
+/// detect that they wait for each other in agreements of different pools.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -80,8 +80,8 @@ pub enum DomainError {
 }
 
 impl Domain {
-    /// Creates the domain with number `uid` and these `ranks` on rank `rank`. The order of `ranks` does not matter, and
-    /// duplicates are ignored.
+    /// Creates a domain of `ranks` with the number `uid`. `rank` is this rank. The order of `ranks` does not matter,
+    /// and duplicates are ignored.
     ///
     /// Not collective. The call increments this rank's counter for `uid` in `store`. The count is the generation, which
     /// is part of the domain's store keys. So a second generation of a domain does not read the keys of the first. The
@@ -115,9 +115,9 @@ impl Domain {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Creates the domain of a process group's members, with the group's number and the members' ranks in the job, in
-    /// the [store of the job](ProcessGroup::job_store). Its pools can be committed for the group and for each of its
-    /// subgroups.
+    /// Creates a domain of the members of `group`. Its `uid` is the group's number, its ranks are the members' ranks in
+    /// the job, and its store is the [store of the job](ProcessGroup::job_store). Its pools can be committed for the
+    /// group and for each of its subgroups.
     ///
     /// # Errors
     /// [`DomainError::Store`] and [`DomainError::Unreadable`].
@@ -131,7 +131,7 @@ impl Domain {
         self.inner.uid
     }
 
-    /// This rank's number, one of [`ranks`](Self::ranks).
+    /// This rank, one of [`ranks`](Self::ranks).
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }

@@ -17,11 +17,10 @@ use crate::{
 /// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with
 /// three exceptions:
 /// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
-/// - If another process runs as this rank, or if this rank has another list of members than the others, only this rank
-///   may get the error: the others may have agreed without it.
-/// - Segments without windows are registered by `ncclCommRegister` (a *plain registration*) on all members or on none.
-///   If one member's registration fails, all members undo theirs. If a member cannot undo it, only that member gets
-///   `Poisoned`.
+/// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
+///   that only this rank gets the error, and that the others have agreed without it.
+/// - A member that cannot undo a *plain registration* gets `Poisoned` alone. Segments without windows are registered by
+///   `ncclCommRegister` on all members or on none. So if one member's registration fails, all members undo theirs.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};
@@ -105,7 +104,7 @@ impl Error {
         self.0.call.operation
     }
 
-    /// Returns the group, or `None` for an operation of the pool's whole domain.
+    /// Returns the group, or `None` for a retirement or an agreed allocation.
     #[must_use]
     pub fn group(&self) -> Option<GroupId> {
         self.0.call.group
@@ -123,8 +122,8 @@ impl Error {
         self.0.call.pool
     }
 
-    /// Returns the name that the caller gave to the plan of an exchange, or to the regions of `share_regions`. `None`
-    /// for other operations.
+    /// Returns the name of the plan or of the set of regions on which the members tried to agree in an exchange. `None`
+    /// for other operations, and if the exchange itself could not be created.
     #[must_use]
     pub fn plan(&self) -> Option<&str> {
         self.0.call.plan.as_deref()

@@ -27,8 +27,8 @@ pub enum ErrorKind {
     /// rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
-    /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers or the shared
-    /// regions. An earlier plan of the same name is unchanged.
+    /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers or the set of
+    /// regions. An earlier plan or set of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
     /// A commit or retirement failed after its decision. Or a commit found that the group was poisoned already, or that
@@ -94,8 +94,9 @@ pub enum ErrorKind {
         /// The decoding error.
         source: Malformed,
     },
-    /// The agreement's state machine got an input that it had not requested. This is a bug of this crate. The group of
-    /// a commit, or every group that was given to a retirement, is then poisoned on this rank.
+    /// A bug of this crate: the agreement's state machine got an input that it had not requested, or the result does
+    /// not fit this rank's own part in the agreement. The group of a commit, or every group that was given to a
+    /// retirement, is then poisoned on this rank.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
     /// The group has members outside of the pool's domain. Only the ranks of the domain promise to make the same
@@ -144,14 +145,15 @@ pub enum ErrorKind {
         /// group, belongs to another pool, or was mapped before the group was poisoned.
         reason: Option<Unmapped>,
     },
-    /// This rank has too few adjacent free channels for a plan of an [exchange](crate::exchange). A channel is a slot
-    /// for the signals of one transfer. The other members get a refusal that names this rank.
+    /// This rank has too few adjacent free channels for a plan or a set of regions of an [exchange](crate::exchange). A
+    /// channel is a slot for the signals of one peer: those of one transfer, or those of the regions. The other members
+    /// get a refusal that names this rank.
     #[error(
         "NoChannels: the plan needs {wanted} adjacent channels, {free} of {channels} are free on this rank (some are held by \
          plans that peers have not let go of); drop plans, or make the exchange with more"
     )]
     NoChannels {
-        /// Number of adjacent channels that the plan needs.
+        /// Number of adjacent channels that the plan or the set of regions needs.
         wanted: usize,
         /// Number of free channels.
         free: usize,
@@ -168,10 +170,10 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// Another rank of this process has dropped plans or regions of an exchange, and is closing memory of its peers or
-    /// freeing its own. Such a driver call may return only when that rank's device is idle, and the call did not return
-    /// in time. Until the call returns, this rank cannot create an exchange, because the exchange's transfers could
-    /// block in the driver. The other members of the exchange get a refusal that names this rank.
+    /// This rank cannot create an exchange yet, because another rank of this process is closing memory of its peers or
+    /// freeing its own, after it has dropped plans or regions. The driver call for this can block until the device of
+    /// that rank is idle. Meanwhile, it could also block the transfers of this rank in the driver. The call did not
+    /// return in time. The other members of the exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"

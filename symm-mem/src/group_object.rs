@@ -18,13 +18,13 @@ pub(crate) struct GroupObject<C, H> {
     pub(crate) rank: u32,
     /// The store of the agreement.
     pub(crate) store: Arc<dyn Store>,
-    /// Returns an error once one of the groups has ended.
+    /// Returns an error once one of the groups has ended, unless `ignores` returns true for the error.
     pub(crate) check: C,
     /// Returns handles on the health monitors of those groups that have one. If a group with a handle ends, the
     /// agreement's current wait ends at once. If a group without a handle ends, the wait ends at the next call of
     /// `check`.
     pub(crate) health: H,
-    /// Returns true for an error that ended a group, but must not end the waits. `check` must ignore the same errors.
+    /// Returns true if the agreement goes on waiting although this error has ended a group.
     pub(crate) ignores: fn(&GroupError) -> bool,
 }
 

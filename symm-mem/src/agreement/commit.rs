@@ -1,15 +1,16 @@
-//! The agreement on one commit. After the decision on the records, the members execute actions. An action is work that
-//! a decision assigns to every member, and ends with a verdict on the outcomes of all members. The phases:
+//! The agreement on one commit. Every member posts its [record](Record). The decision on the records can assign an
+//! action, which is work that every member executes. A verdict on the outcomes of all members follows each action, and
+//! can assign the next one. The phases:
 //!
 //! | phase | work |
 //! |---|---|
 //! | records | every member posts its record; [`decide`] computes the decision |
-//! | search | only if the allocation logs differ: rounds over prefix hashes ([`super::search`]). Each round is an action. All rounds together have the time limits of one action |
-//! | registration | every member registers the segments and posts its outcome; [`judge_registrations`] computes the verdict |
-//! | opening | every member opens the memory of the others and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
+//! | search | only if the allocation logs differ: the members search for the first operation that differs ([`super::search`]). Each step of the search is an action. All steps together have the time limits of one action |
+//! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
+//! | opening | only if every member can open the memory of the others: it does so and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
 //!
-//! The deadline of a rank limits the rank's wait for the records of the other members, and not the actions. If the
-//! deadline is too short, the commit is refused. After the decision on the records, all members have the same time
+//! The deadline of a rank limits only its wait for the records of the other members. So a deadline that is too short
+//! refuses the commit, and does not poison the group. After the decision on the records, all members have the same time
 //! limits, computed from the longest deadline among the members. The limits have lower bounds, because a registration
 //! that exceeds its limit poisons the group.
 //!

@@ -1,7 +1,8 @@
-//! The decision and the verdict of a commit, as pure functions of the members' messages.
+//! The decision on the records of a commit and the verdict on its registration, as pure functions of the members'
+//! messages.
 //!
-//! Any member may compute a decision. The store keeps the first one, and all members follow it. A decision depends on
-//! the set of messages and not on their order. So the error is the same, whichever member computes the decision.
+//! Any member can compute a decision. The store keeps the first one, and all members follow it. A decision depends on
+//! the set of messages and not on their order. So all members that have read the same messages compute the same error.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -32,16 +33,18 @@ fn poison(poison: Poison) -> Decision {
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
 /// The checks, in this order. If check 1 or 3 fails, the group is poisoned. If another check fails, the commit is
-/// refused.
+/// refused, except for check 6 with [`Policy::Prefix`].
 /// 1. No rank reports an earlier poisoning of the group.
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
-/// 4. Every rank is [ready](Readiness). With [`Policy::Prefix`], a rank also counts as ready if only its check of one
-///    segment failed, and the commit leaves this segment out.
+/// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment counts only
+///    if the segment lies before the first difference between the ranks' new segments. The commit includes only such
+///    segments.
 /// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
 ///    peer as the peer has enqueued receives from this rank.
-/// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not lead to
-///    a refusal.
+/// 6. All ranks have the same new segments and allocation logs. If they differ, [`Policy::Strict`] refuses the commit,
+///    and [`Policy::Prefix`] commits the segments before the first difference. If the logs differ, the members first
+///    search for the operation at which they diverge.
 /// 7. If the segments become windows, they fit into the symmetric address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
     let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
@@ -229,9 +232,9 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let diverged = |ordinal, logs| Refusal::AllocationDiverged { ordinal, common, logs, divergence: None };
     let at = split(records, next);
     if at.is_unanimous() {
-        // All ranks have the same value at index `common`. It is no segment: a segment that is equal on all ranks would
-        // be one of the `common` segments. So every list ends here, and the lists are equal. The logs may still differ
-        // after the creation of the last segment.
+        // No rank has a new segment at index `common`: if all ranks had the same one there, it would be counted in
+        // `common`. So all lists of new segments are equal. The logs may still differ in the operations after the last
+        // new segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
@@ -280,10 +283,10 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// Computes the verdict on the registration of `agreed`. `outcomes` contains each member with its outcome, or `None` if
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
-/// A failure takes precedence over a missing outcome. A missing outcome takes precedence over [`Outcome::Blocked`],
-/// because a blocked registration may only have waited for the missing rank. [`Outcome::Unsupported`] also takes
-/// precedence over [`Outcome::Blocked`]: on a member without windows, the library may return at once, and the
-/// registrations of the other members then wait for this member.
+/// A failure takes precedence over a missing outcome, because it names a cause. Both take precedence over
+/// [`Outcome::Blocked`], because the rank that failed or is missing can be the reason why the registration of another
+/// rank blocks. [`Outcome::Unsupported`] also takes precedence over [`Outcome::Blocked`]: on a member without windows,
+/// the library can return at once, and the registrations of the other members then wait for this member.
 ///
 /// If a member posted [`Outcome::Ended`], the verdict blames only the rank that ended the group. The end of the group
 /// aborts the communicators of all members, so the registrations of blameless members fail too.

@@ -19,9 +19,9 @@ pub enum Ending<R = Refusal> {
     /// - This rank's list of members differs from the list of the others.
     /// - Another process runs as this rank in a rendezvous or an exchange.
     Refused(R),
-    /// The group is poisoned on all members. Only a commit, a plain registration or a retirement ends so. Exception: if
-    /// this member could not undo a plain registration (`ncclCommRegister`), the group is poisoned on this member
-    /// alone.
+    /// The group is poisoned on all members. Exception: if this member could not undo a plain registration
+    /// (`ncclCommRegister`), the group is poisoned on this member alone. Only a commit, a plain registration or a
+    /// retirement has this ending.
     Poisoned(Poison),
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
@@ -74,10 +74,12 @@ impl<R: From<Failure>> Ending<R> {
 }
 
 impl Ending {
-    /// Returns true if all members have the same ending: for a refusal or a poison, unless members did not arrive in
-    /// time or were lost. If the result is false and the group has ended, the caller reports the end of the group
-    /// instead. In two cases the result is true although this member may be the only one with the ending: this member
-    /// could not undo a plain registration, or this rank's list of members differs from the list of the others.
+    /// Returns true for a refusal or a poison, because all members get the same one. Returns false if members did not
+    /// arrive in time or were lost, and for all other endings. If the result is false and the group has ended, the
+    /// caller reports the end of the group instead.
+    ///
+    /// In two cases the result is true, but it is possible that only this member has the ending: this member could not
+    /// undo a plain registration, or this rank's list of members differs from the list of the others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {

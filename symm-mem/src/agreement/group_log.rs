@@ -1,4 +1,5 @@
-//! The state that a rank keeps for a pool and a group from one commit to the next.
+//! The state that a rank keeps for a pool and a group from one commit to the next. Ranks are numbered as in the pool's
+//! [domain](crate::Domain).
 
 use std::time::Duration;
 

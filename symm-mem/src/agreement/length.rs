@@ -1,4 +1,5 @@
-//! The ranks of a domain agree on the length of an allocation: the greatest length that any of them needs.
+//! The ranks of a [domain](crate::Domain) agree on the length of an allocation: the greatest length that any of them
+//! needs. One such agreement is a [meeting](super::MeetingId).
 
 use std::{convert::Infallible, time::Duration};
 

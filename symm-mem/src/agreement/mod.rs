@@ -86,8 +86,8 @@ pub const PROTOCOL_VERSION: u16 = 12;
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 
 /// The shortest time limit of an action. An action is the work that a decision assigns to every member: to register or
-/// deregister windows, to wait until the device is idle, to open the memory of peers, or to execute one step of a
-/// search.
+/// deregister windows, to wait until the device is idle, to open the memory of peers, or to execute one step of the
+/// search for the first difference between allocation logs.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
 
 /// If every time limit has its shortest value, a meeting ends at most this long after the decision on the records. A

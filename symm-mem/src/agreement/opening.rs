@@ -1,5 +1,6 @@
-//! The last part of a commit: every member opens the new segments and signal pads of the others. If one member fails,
-//! no member keeps the memory open. The commit succeeds nevertheless, and its result contains the reason
+//! The last part of a commit: every member opens the new segments of the others, and also their signal pads if it has
+//! not opened them in an earlier commit. A signal pad is memory by which the other members signal to a rank. If one
+//! member fails, no member keeps the memory open. The commit succeeds nevertheless, and its result contains the reason
 //! ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
@@ -11,8 +12,9 @@ use super::{
 };
 use crate::sharing;
 
-/// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments of every other member.
-/// Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be sorted by rank.
+/// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments and the signal pad, if
+/// offered, of every other member. Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be
+/// sorted by rank.
 pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },

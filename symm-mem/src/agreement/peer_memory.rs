@@ -11,7 +11,8 @@ pub enum PeerOffer {
         /// The reason.
         cause: String,
     },
-    /// The rank offers its new segments and, until the members have opened each other's signal pads, its pad.
+    /// The rank offers its new segments. It also offers its signal pad, until the members have opened each other's
+    /// pads.
     Offered {
         /// The memory.
         memory: OfferedMemory,
@@ -24,10 +25,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// The number that this rank proposes for the first segment of this commit. The members of a group number the
-    /// segments that they have mapped for each other, from 0, over all pools that are committed for the group. A number
-    /// identifies the same segment on every member. So the first segment gets the highest proposal of the members, and
-    /// the others get the next numbers.
+    /// This rank's proposal for the number of the first segment of this commit. The members of a group number the
+    /// segments that they have mapped for each other, from 0, over all pools that are committed for the group. A
+    /// segment must have the same number on every member. So the first segment gets the highest proposal of the
+    /// members, and the following segments of the commit get the next numbers.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.

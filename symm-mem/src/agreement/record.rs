@@ -13,8 +13,8 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The identity of a pool: the domain's number, generation and instance, and the pool's number in the domain. It is
-/// unique, also across stores.
+/// The identity of a pool: the number, generation and instance of its [domain](crate::Domain), and the pool's number in
+/// the domain. It is unique, also across stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {
     /// The domain's number.
@@ -157,7 +157,8 @@ pub struct Record {
     pub enqueued: Vec<Enqueued>,
     /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
     /// as much address space as the largest device among the members has memory. The rank knows only its own device,
-    /// and computes the value as if its device were the largest.
+    /// and computes the value as if its device were the largest. So only the greatest value among the members is
+    /// correct.
     pub address_space_left: Option<u64>,
     /// The state of the group's log of committed and retired segments.
     pub committed: LogPoint,

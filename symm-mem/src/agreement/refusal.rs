@@ -1,4 +1,4 @@
-//! The reasons why an operation is refused. Every member gets the same reason.
+//! The reasons why an operation is refused.
 
 use bootstrap::agreement::{Absentee, Waiting};
 use process_group::group::GroupId;
@@ -23,10 +23,12 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The reason why an operation was refused. All members get the same value. Exception: if this rank's list of members
-/// differs from the list of the others, the others may have agreed without this rank. Nothing was registered or
-/// retired on this rank, and the group's windows are unchanged. The group can commit again, unless it has ended
-/// ([`MemberLost`](Self::MemberLost)) or must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
+/// The reason why an operation was refused. Nothing was registered or retired on this rank, and the group's windows are
+/// unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be made anew
+/// ([`EpochMismatch`](Self::EpochMismatch)).
+///
+/// All members get the same value, with one exception: if this rank's list of members differs from the list of the
+/// others, it is possible that the others have agreed without this rank.
 ///
 /// In [`CommitReport::pending`](crate::CommitReport::pending), the value describes the first difference between the
 /// ranks. The commit has left the segments after this difference pending.

@@ -1,4 +1,5 @@
-//! Retirement: all ranks of a domain retire segments, or none does.
+//! Retirement: all ranks of a [domain](crate::Domain) retire segments, or none does. One such agreement is a
+//! [meeting](super::MeetingId).
 //!
 //! All ranks of the domain take part, including ranks whose groups have not committed the segments. The reason is that
 //! every rank computes the placement of blocks from the list of segments, so the lists must stay equal.
@@ -12,7 +13,9 @@
 //! In every release of NCCL, deregistration is a local operation that frees symmetric addresses. The free addresses
 //! determine the placement of later windows, which must be equal on all ranks. So all ranks deregister in one order:
 //! groups by ascending id, and within a group by ascending ordinal of the segments. They begin only after all devices
-//! are idle. Each rank frees its memory last, after all ranks have posted that their windows are gone.
+//! are idle. Each rank frees its memory last, after all ranks have posted that their windows are gone. Exception: if a
+//! group of the pool is poisoned, some windows may remain, and the rank frees the memory only after its pool has
+//! [forgotten](crate::SymmetricPool::forget) that group.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -226,7 +229,7 @@ fn judge_quiet(releases: &Posted) -> Decision {
 
 /// Returns the result of the retirement from the outcomes of [`RetirePlan::Deregister`]. A rank is a culprit if it
 /// posted [`Release::Failed`] or [`Release::Blocked`], or if it posted nothing. A rank that posted [`Release::Over`] is
-/// not a culprit, because it may only have noticed that another rank ended the group.
+/// not a culprit, because it is possible that another rank ended the group.
 pub(super) fn judge_released(releases: &Posted) -> Retired {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));

@@ -1,8 +1,9 @@
 //! Finds the first difference of allocation histories by a search over the hashes of their prefixes.
 //!
-//! The hash after n operations covers all of them, so it is equal on all ranks up to the first difference and unequal
+//! The hash after n operations covers all n of them, so it is equal on all ranks up to the first difference and unequal
 //! after it. In every round, each rank posts its hashes at the same few lengths, the points. The next round searches
-//! the range between the last point with equal hashes and the first point with unequal hashes.
+//! the range between the last point with equal hashes and the first point with unequal hashes. Once only one operation
+//! remains, each rank posts this operation.
 
 use super::{
     ValuesByRank,
@@ -17,10 +18,10 @@ const PARTS: u64 = 32;
 /// A range of lengths of the allocation log. The search looks for the first difference in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end. In the first round, the greatest [`log_since`](Record::log_since) of all ranks, so every rank
-    /// still has the hash of its log at each length in the range. If the shortest log is shorter than this value, `low`
-    /// is the length of the shortest log instead, and some ranks may have no hash at `low`. In later rounds, a length
-    /// at which all ranks have the same hash.
+    /// The lower end. In the first round, the smaller one of two lengths: the greatest [`log_since`](Record::log_since)
+    /// of all ranks, and the length of the shortest log. If the shortest log is shorter than that `log_since`, the
+    /// range has only one length, and some ranks may have no hash there. Otherwise every rank has a hash at each length
+    /// in the range. In later rounds, a length at which all ranks have the same hash.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
     /// differ.
@@ -108,8 +109,8 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
     }
 }
 
-/// Returns the result of the search. Operation `sequence` is the first one that differs. `answers` are the operations
-/// of all ranks with this number.
+/// Returns the result of the search. `sequence` is the number of the first operation that differs. `answers` has, for
+/// each rank, its operation with this number.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let mut can_grant = true;
     let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {

@@ -24,8 +24,9 @@ pub struct Start<P: Protocol> {
 
 impl<P: Protocol> Start<P> {
     /// Prepares the start of `meeting` on rank `rank`. This member waits at most `patience` for the records of the
-    /// others. While this member is in doubt, it repeats failed requests to the store until `deadline`
-    /// ([`Member::deadline`]). Both times are counted from the start of the meeting.
+    /// others. From the post of its record until it has read the result, this member is in doubt. In this time, it
+    /// repeats failed requests to the store until `deadline` ([`Member::deadline`]). Both times are counted from the
+    /// start of the meeting.
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
@@ -145,10 +146,9 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in which ranks wait. `circle` is a circular wait, and lists the agreement in
-/// which each rank waits. A rank that waits in a meeting of `domain` has an entry with the generation from the
-/// meeting's name. Returns `None` if all these generations are equal. A generation is the number of times that a rank
-/// has created the domain.
+/// Returns the generations of `domain` in which ranks wait, or `None` if they are all equal. A generation is the number
+/// of times that a rank has created the domain. `circle` is a circular wait, and lists the agreement in which each rank
+/// waits. A rank that waits in a meeting of `domain` has an entry with the generation from the meeting's name.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

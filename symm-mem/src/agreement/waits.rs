@@ -4,8 +4,8 @@ use bootstrap::agreement::{Absentee, Waiting};
 
 use super::{ValuesByRank, meeting_id::describe_place};
 
-/// Describes a circular wait for the end of an error text. The description names, for each rank, the agreement in which
-/// the rank waits. Returns an empty text if `circle` is empty.
+/// Returns text to append to an error message. It describes a circular wait: for each rank in `circle`, it names the
+/// agreement in which the rank waits. The text is empty if `circle` is empty.
 pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
@@ -17,7 +17,8 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes the missing ranks: for each rank, the other agreements in which it waits, or `in no meeting`.
+/// Describes the missing ranks: for each rank, the other agreements in which it waits. For a rank that waits in none,
+/// the text is `in no meeting`.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     places.describe(|places| match places.iter().map(describe_place).collect::<Vec<_>>() {

@@ -1,4 +1,5 @@
-//! Enqueues the chunks of one lane (one direction between this rank and a peer) for one call.
+//! Enqueues the chunks that go through one [ring](super#the-ring) in one call. Each lane (one direction between this
+//! rank and a peer) has a ring.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;
@@ -12,7 +13,8 @@ pub(super) struct ChunkPipeline<'a> {
     pub(super) first: &'a Stream,
     /// If present, chunks alternate between this stream and the first one.
     pub(super) second: Option<&'a Stream>,
-    /// Address of the first slot of the ring: the peer's ring for sends, this rank's for receives.
+    /// Address of the first slot of the lane's ring. The ring lies in the receiver's memory: in the peer's if this rank
+    /// sends, and in this rank's if it receives.
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
@@ -44,7 +46,7 @@ impl ChunkPipeline<'_> {
     /// copy `chunk` into the slot or out of it.
     ///
     /// # Safety
-    /// The words, the ring and the chunk's memory are valid until the stream has executed this step.
+    /// The words, the ring and the chunk's memory are valid until the stream has executed these operations.
     pub(super) unsafe fn carry(
         &self,
         stream: usize,

@@ -4,10 +4,10 @@
 //! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
 //! The end that comes second reads the other end's entry, compares it with its own, and takes the offer.
 //!
-//! After an abort or a failed launch, a receiver withdraws its offers that the sender has not taken. It withdraws only
-//! offers of eager (not captured) messages. An offer is either taken or withdrawn, never both. So after an offer was
-//! withdrawn, the sender does not copy into the buffer. Exception: a later message has reused the word (see the comment
-//! in [`take`]). A sender does not withdraw its offers: the peer only reads the buffer.
+//! After an abort or a failed launch, a receiver withdraws its offers that the sender has not taken, except those of
+//! captured messages. An offer is either taken or withdrawn, never both. So the sender does not copy into a buffer
+//! whose offer was withdrawn, unless a later message has reused the word (see the comment in [`take`]). A sender does
+//! not withdraw its offers, because the receiver only reads the offered buffer.
 
 use std::{
     hint,
@@ -56,13 +56,16 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // A launch claims all its messages before it takes the first offer. Messages n and n + 1024 of a direction share a
-    // word, and the other end may be 512 messages ahead. So if a launch has more than 512 messages, the claim of a
-    // later message may have overwritten this word. Then this function returns true, and `withdraw` returns false, so
-    // both ends treat the message as taken. In one case the ends disagree: the receiver had withdrawn its offer before
-    // the word was overwritten. Then this function returns true, and the sender copies although the receiver may reuse
-    // the buffer. The receiver begins no new claims after it has withdrawn an offer. So only a claim that it had
-    // already begun, or a claim of the sender, can overwrite `WITHDRAWN`.
+    // A later message may have overwritten the word, because messages n and n + 1024 of a direction share one. A launch
+    // claims all its messages before it takes the first offer. Meanwhile the other end may claim up to 512 messages
+    // beyond them. So if the launch has more than 512 messages, one end may have claimed message n + 1024 before the
+    // launch takes the offer of message n.
+    //
+    // Then this function returns true and `withdraw` returns false, so both ends treat the offer as taken. In one case
+    // the ends disagree: the receiver had withdrawn the offer before the word was overwritten. The sender then copies
+    // although the receiver may reuse the buffer. Nothing prevents this case, but it is rare. The receiver begins no
+    // new claims after it has withdrawn an offer. So only a claim that it had already begun, or a claim of the sender,
+    // can overwrite `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 

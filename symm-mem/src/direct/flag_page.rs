@@ -4,13 +4,15 @@
 //! The page is host memory so that a host thread can end a stream's wait with a plain store. If a stream wrote the word
 //! instead, its write could be behind the wait in the same hardware queue, and would then never run.
 //!
-//! The page has a section for every peer. The section has two words for every slot number of a ring: *full* (the peer
-//! has put a chunk into this rank's memory) and *empty* (the peer has taken a chunk out of its own memory). Zero-copy
-//! messages have eight more words: *ready* and *done* ([`Phase`]), for both directions, and for captured and for eager
-//! (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after
-//! a message all these words have their initial values, and a graph can run any number of times. Every direction has
-//! one more word, which no stream waits for. In it, this rank's streams record which messages they have
-//! [passed](FlagPage::passed).
+//! The page has a section for every peer. For every slot number of a [ring](super#the-ring), the section has two words:
+//! *full* (the peer has put a chunk into that slot of this rank's ring) and *empty* (the peer has taken the chunk out
+//! of that slot of its own ring). [Zero-copy messages](super#zero-copy-messages) have eight more words: *ready* and
+//! *done* ([`Phase`]), for both directions, and for captured and for eager (not captured) messages. The peer's stream
+//! sets a word, and the stream that waited for the word resets it. So after a message all these words have their
+//! initial values, and a graph can run any number of times.
+//!
+//! Every direction has one more word, which no stream waits for. In it, this rank's streams record which messages they
+//! have [passed](FlagPage::passed).
 //!
 //! After the words, the section has two logs of [half messages](super::half) (a half describes one end of a message):
 //! this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The
@@ -71,12 +73,12 @@ pub(super) enum Word {
     Passed(Way),
 }
 
-/// A step of a zero-copy message that the other end waits for.
+/// A step of a zero-copy message, which one end signals to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The stream of the end that came first has reached the message.
+    /// The stream of the [first end](super#zero-copy-messages) has reached the message.
     Ready,
-    /// The end that came second has copied the message.
+    /// The stream of the second end has copied the message.
     Done,
 }
 
@@ -170,10 +172,10 @@ impl FlagPage {
         self.memory.ptr() + self.layout.word(peer, word)
     }
 
-    /// Returns how far this rank's streams are in the messages with `peer` in direction `way`. A stream has *passed* a
-    /// message once it has executed the message's operations on this rank. If message `n` is the last passed one,
-    /// returns the lower 32 bits of `n + 1`. Returns 0 if no message has been passed. Considers only eager messages
-    /// that the sender copies into the receiver's buffer.
+    /// Returns how far this rank's streams are in the messages with `peer` in direction `way`. Considers only eager
+    /// messages that the sender copies into the receiver's buffer. A stream has *passed* such a message once it has
+    /// executed the message's operations on this rank. If message `n` is the last passed one, returns the lower 32 bits
+    /// of `n + 1`. Returns 0 if no message has been passed.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word(peer, Word::Passed(way)).load(Ordering::Acquire)
     }

@@ -8,7 +8,8 @@ use crate::{
     error_kind::ErrorKind,
 };
 
-/// A handle on a group's direct path. Cheap to clone. The group owns the path, and the handle does not keep it alive.
+/// A handle on a group's direct path. Cheap to clone. The group owns the path, and a handle does not keep the path
+/// alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
     /// The beginning of the text of errors. It names the group.

@@ -19,8 +19,9 @@ pub(super) struct Lane {
     pub(super) peer: usize,
     /// The lane's own streams, created on first use. In each call, the lane has a *first stream*. The first lane of the
     /// call uses the caller's stream. Any other lane uses its own stream 0, or the caller's stream if another capture
-    /// uses stream 0. If the lane has [enough chunks](super::rounds::takes_turns) in the call, it also has a *second
-    /// stream* for every second chunk: its own stream 1, unless another capture uses it.
+    /// uses stream 0. If the lane has [enough chunks](super::rounds::takes_turns) in the call, its chunks alternate
+    /// between the first stream and a *second stream*: the lane's own stream 1. If another capture uses stream 1, the
+    /// lane has no second stream.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,

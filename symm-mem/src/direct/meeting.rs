@@ -50,8 +50,9 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// `rank` is the first member without a flag page or, if all have one, the member that
-    /// [`OpeningFailure::cause`](sharing::OpeningFailure::cause) names. `problem` describes its failure.
+    /// A member has no flag page, or the members did not open all flag pages. In the first case, `rank` is the first
+    /// member without a flag page. In the second case, it is the first member that reported a failure. If none did, it
+    /// is a member that did not answer, or that got no answer. `problem` describes the failure of `rank`.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });

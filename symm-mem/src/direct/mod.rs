@@ -72,15 +72,17 @@
 //! If two ranks send each other messages at once, each rank should make one of the two copies. If one rank makes both,
 //! its copies are a write and a read. The driver gives both to one copy engine, which runs them one after the other.
 //! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
-//! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies. To
-//! avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
-//! the receive of this message, or a send to the sender whose receive the sender has not called yet. If both ranks call
-//! at about the same time, each of them is then the second end of one of the two messages. The wait takes at most an
-//! eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the end of the other rank's
-//! wait makes both copies. The sender does not wait if the receiver has never called a receive from it before, or if
-//! the buffer of the last such receive lies in no mapped segment. The ends claim a captured message during the capture,
-//! so its first end is the same in all runs of the graph. So let the ranks capture at about the same time, for example
-//! after a barrier.
+//! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies.
+//!
+//! To avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
+//! the receive of this message, or has called more sends to the sender than the sender has called receives from it. If
+//! both ranks call at about the same time, each of them is then the second end of one of the two messages. The wait
+//! takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the end of the
+//! other rank's wait makes both copies. The sender does not wait if the receiver has never called a receive from it
+//! before, or if the buffer of the last such receive lies in no mapped segment.
+//!
+//! The ends claim a captured message during the capture, so its first end is the same in all runs of the graph. So let
+//! the ranks capture at about the same time, for example after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy (a copy in one
 //! direction without this path). 256 MiB in each direction take 1.05 to 1.13 times as long as that bare copy, and 2.0
@@ -96,10 +98,12 @@
 //! copy. And NCCL returns the addresses of peers' windows only from release 2.29 on.
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as on any other path. A
-//! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
-//! graph pins the blocks that its messages use on its own rank. On the second end, the graph also pins a segment: this
-//! rank's segment that has the same ordinal in the pool as the first end's segment. The ranks retire the segments of
-//! one ordinal together, and only if no rank uses or pins its own segment. So the first end's segment stays mapped.
+//! free in stream order after the message is safe: on both ends, the stream completes the message only after the copy.
+//!
+//! A graph pins the blocks that its messages use on its own rank. On the second end, the graph also pins a segment: the
+//! second end's own segment that has the same ordinal in the pool as the first end's segment. The ranks retire the
+//! segments of one ordinal together, and only if no rank uses or pins its own segment. So the first end's segment stays
+//! mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -175,10 +179,12 @@
 //! If one end captures a message, the other end must capture it too. Captured messages use slots of their own. Within a
 //! graph, the messages from one rank to another run in the order of calls. If several graphs have messages between the
 //! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
-//! example, by launches on one stream. Graphs must not be launched once the group is gone. Runs that are under way at
-//! an abort, or are launched between the abort and the end of the group, complete without valid data. A graph that
-//! sends zero-copy messages must not be launched after an abort: it may write into the buffer that the receiver had
-//! when it captured the message.
+//! example, by launches on one stream.
+//!
+//! Graphs must not be launched once the group is gone. A graph that sends zero-copy messages must not even be launched
+//! after an abort: it may write into the buffer that the receiver had when it captured the message. Runs that are under
+//! way at an abort complete without valid data, and so do runs of other graphs that are launched between the abort and
+//! the end of the group.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
@@ -313,7 +319,7 @@ impl DirectOptions {
         Self { graph_slots, ..self }
     }
 
-    /// Sets the deadline.
+    /// Sets the time limit of [`install`].
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -386,7 +392,7 @@ impl fmt::Display for DirectOptions {
 ///   arrive.
 ///
 /// This rank also gets an error if it loses the store before it has read the result, or if the group ends on this rank.
-/// The other members may then have a path.
+/// It is possible that the other members then have a path.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());

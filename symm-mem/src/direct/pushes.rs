@@ -1,6 +1,6 @@
-//! The zero-copy messages of a [lane](super::lane) whose copies the sender makes, into the receiver's buffer. An abort
-//! first gives these copies time to complete, because the receiver may reuse its buffer after its abort has returned.
-//! Messages that are not captured are *eager*.
+//! The messages of a [lane](super::lane) that the sender copies directly into the receiver's buffer. Before an abort
+//! ends the streams' waits for these copies, it gives the copies time to complete, because the receiver may reuse its
+//! buffer after its abort has returned. Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 

@@ -21,9 +21,8 @@
 //! it is enough to show one total order of the operations of all ranks with two properties: each operation comes after
 //! those that it waits for, and the operations of each rank are in the order in which the rank enqueued them.
 //!
-//! The total order is by call, then by round, then by phase. Within a phase, the operations of each rank keep their
-//! order. A call is enqueued in rounds. A round contains the next piece of every lane that still has pieces. It has
-//! four phases:
+//! A call is enqueued in rounds. A round contains the next piece of every lane that still has pieces. It has four
+//! phases:
 //!
 //! 1. Every offer signals that its buffer is ready.
 //! 2. Every chunk of a lane that sends is put into its slot, and signalled.
@@ -31,13 +30,16 @@
 //!    signalled.
 //! 4. Every offer waits until its message was copied.
 //!
-//! A sender waits until the slot of its chunk is empty. The slot has been empty from the beginning, or the peer
-//! signalled this in an earlier round or call. Every other wait is for a signal of an earlier phase of the same round.
-//! The argument does not depend on the stream of a chunk.
+//! The total order is by call, then by round, then by phase. Within a phase, the operations of each rank keep their
+//! order.
 //!
-//! In a call of one lane, the signal of a chunk is delayed, and enqueued together with the next wait of the same
-//! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
-//! between a chunk and its signal, so the argument above still holds.
+//! Each operation comes after those that it waits for. A sender waits until the slot of its chunk is empty: either the
+//! slot has been empty from the beginning, or the peer signalled this in an earlier round or call. Every other wait is
+//! for a signal of an earlier phase of the same round. The argument does not depend on the stream of a chunk.
+//!
+//! In a call of one lane, the signal of a chunk is delayed: it is enqueued together with the next wait of the same
+//! stream. This saves a driver call, and an operation of the stream. The end of this section names the exceptions. With
+//! one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let s be the number of
 //! [slots](Load::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last slot and

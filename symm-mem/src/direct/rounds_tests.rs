@@ -15,7 +15,8 @@ const CALLERS: usize = 3;
 enum Mode {
     /// Through the ring, in this many chunks.
     Chunks(usize),
-    /// Directly from buffer to buffer. The field is true if the sender is the first end.
+    /// Directly from buffer to buffer. The field is true if the sender is the first end (the end that offers its
+    /// buffer).
     ZeroCopy { sender_first: bool },
 }
 

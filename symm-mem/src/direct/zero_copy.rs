@@ -1,9 +1,12 @@
 //! Enqueues the [zero-copy messages](super#zero-copy-messages) of one lane (one direction between this rank and a
 //! peer).
 //!
-//! Each signal is a word that the waiting stream resets. Messages of a lane run one after the other on both ends. The
-//! second end resets *ready* before it signals *done*, and the first end resets *done* before its next message. So a
-//! word is set again only after it was reset.
+//! The stream of the *first end* signals *ready*: the peer may access its buffer. The stream of the *second end* waits
+//! for *ready*, copies the message, and signals *done*. The stream of the first end waits for *done*.
+//!
+//! Each signal sets a word, and the waiting stream resets the word. A word is always reset before it is set again,
+//! because the messages of a lane run one after the other on both ends. The second end resets *ready* before it signals
+//! *done*. The first end resets *done* before its next message.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;

@@ -1,8 +1,9 @@
-//! Closing of plans and regions. In this file, "plan" stands for both.
+//! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" stands for both.
 //!
 //! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
 //! reports this to the peers. After that, it keeps its own buffers and signal slots of the plan until all peers have
-//! closed the plan too, for at most the time of a [lease](super::lease).
+//! closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
+//! [quarantined](Quarantined).
 //!
 //! The *closing thread* of the exchange does this, so dropping a plan never blocks on transfers under way, on the
 //! device, on the store or on peers.
@@ -141,8 +142,8 @@ pub(super) fn run(shared: &Shared) {
         state.busy = true;
         drop(state);
         if hurry {
-            // All plans fail before any is closed, because the driver call that closes one plan's memory may wait for
-            // the transfers of another.
+            // Abort all transfers before any plan is closed, because the driver call that closes one plan's memory may
+            // wait for the transfers of another.
             let running = dropped.iter().filter(|(core, _)| !core.is_idle() && core.fault().is_ok());
             running.for_each(|(core, _)| shared.fail(core, Fault::Aborted));
         }

@@ -1,4 +1,6 @@
-//! The contribution of a rank to an agreement: its ends of transfers, or its regions.
+//! The contribution of a rank to an agreement. For a plan, it is this rank's *ends* of transfers: for each transfer,
+//! its role and its buffer. For a set of [regions](super::Regions), it is this rank's regions: named memory that all
+//! members can access.
 
 use std::ops::Range;
 

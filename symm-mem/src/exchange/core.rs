@@ -1,5 +1,7 @@
-//! The state of a plan, or of the transfers between the regions of two ranks. The callers that enqueue transfers and
-//! the exchange's threads share this state. In this file, "plan" also stands for the transfers between regions.
+//! The state of a plan, or of the transfers between the [regions](super::Regions) of this rank and one peer. The
+//! callers that enqueue transfers and the exchange's threads share this state.
+//!
+//! In this file, "plan" also stands for the transfers between regions, except in comments that mention regions too.
 
 use std::{
     ops::{Deref, Range},
@@ -170,13 +172,15 @@ impl Core {
     }
 
     /// Closes the plan: drops the plan's references to the peers' allocations. `plans` are all plans of the exchange.
-    /// Returns true once the plan has no references left. This rank then reports to the peers that the plan is closed.
-    /// Otherwise the closing thread calls this function again later. For each allocation:
+    /// For each allocation:
     /// - If another plan uses the allocation too, drops the reference, and the allocation stays open. Its owner frees
     ///   it only after this rank has reported that the other plan is closed too.
-    /// - Otherwise closes the allocation, or keeps the reference in two cases. First, this rank has reported in an
-    ///   agreement under way that the allocation is open. Second, the driver call may wait for the device, and there is
-    ///   no [quiet moment](quiet::moment) now.
+    /// - Otherwise closes the allocation, except in two cases, in which it keeps the reference. First, this rank has
+    ///   reported in an agreement under way that the allocation is open. Second, the driver call may wait for the
+    ///   device, and there is no [quiet moment](quiet::moment) now.
+    ///
+    /// Returns true if the plan has no references left. The closing thread then reports to the peers that this rank has
+    /// closed the plan. If the result is false, the closing thread calls this function again later.
     pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
         let is_shared = |memory: &Arc<Imported>| {
             let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{protocol::Part, regions::DescriptorError};
 use crate::rendezvous::DeviceKind;
 
-/// Event that a transfer waited for.
+/// Condition that a transfer or a graph waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Awaited {
@@ -21,13 +21,14 @@ pub enum Awaited {
     Copies,
 }
 
-/// Reason why a plan has stopped, or why the transfers between the regions of two ranks have stopped. The buffers of
-/// these transfers hold undefined data. The memory and the context are intact. Unless the group has ended, the exchange
-/// is intact too: the next call of `exchange` or `share_regions` with the same name makes a new plan or new regions.
+/// Reason why a plan has stopped, or why the transfers between the [regions](super::Regions) of two ranks have stopped.
+/// The buffers of these transfers hold undefined data. The memory and the context are intact. Unless the group has
+/// ended, the exchange is intact too: the next call of `exchange` or `share_regions` with the same name makes a new
+/// plan or new regions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The awaited event did not occur in time, usually because a peer is late.
+    /// The awaited condition was not met in time, usually because a peer is late.
     #[error("Late: {} within {waited:.1?} (transfer {transfer})", match awaited {
         Awaited::Ready => format!("rank {peer} did not let the copy begin"),
         Awaited::Done => format!("rank {peer} did not end the copy"),
@@ -41,7 +42,7 @@ pub enum Fault {
         /// The peer of that transfer, as a rank of the job. For a graph, the peer of transfer 0, although another peer
         /// may be the late one.
         peer: u32,
-        /// The event that did not occur in time.
+        /// The condition that was not met in time.
         awaited: Awaited,
         /// Time since the operation that missed its deadline was enqueued. An earlier operation of the plan on the same
         /// stream may have delayed it. If the earlier operation has a deadline too, `transfer`, `peer` and `awaited`
@@ -65,7 +66,8 @@ pub enum Fault {
         /// Error that ended the group.
         cause: String,
     },
-    /// A transfer was enqueued in part, or the driver failed to record the event after enqueued work.
+    /// A transfer was enqueued in part, or the driver failed to record the CUDA event that marks the end of enqueued
+    /// work.
     #[error("Broken: transfer {transfer} was enqueued in part: {cause}")]
     Broken {
         /// Index of the transfer. 0 for a graph and for regions.

@@ -1,4 +1,4 @@
-//! The allocations that this rank shares in one agreement.
+//! Exports the allocations that this rank shares in one agreement, and opens those of its peers.
 
 use std::sync::Arc;
 

@@ -5,8 +5,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// The current generation of one plan name. The plan or set of regions with this generation is current, and earlier
-/// ones of the same name are stale. Before the first agreement, the value is 0. Clones share the value.
+/// The current generation of one plan name. The plan or set of [regions](super::Regions) with this generation is
+/// current, and earlier ones of the same name are stale. Before the first agreement, the value is 0. Clones share the
+/// value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 

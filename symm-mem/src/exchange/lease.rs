@@ -97,7 +97,9 @@ impl Quarantined {
     }
 
     /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. The exchange still does not reuse the
-    /// signal slots. To free memory of `cuMemAlloc`, this call waits until the device has no work.
+    /// signal slots. To free memory of `cuMemAlloc`, the driver waits until the device has no work. Meanwhile, other
+    /// threads of the process may block in the driver. So if threads of this process run several ranks, first end the
+    /// transfers and kernels of all of them that wait for each other.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.

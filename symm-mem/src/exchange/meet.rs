@@ -1,4 +1,5 @@
-//! One exchange: the record of this rank, the agreement of the members, and the resulting plan, regions or error.
+//! One agreement on a plan or on a set of [regions](super::Regions): this rank's record, the run of the agreement, and
+//! the resulting plan, regions or error.
 
 use std::{
     ops::Range,
@@ -36,7 +37,7 @@ struct Candidate {
     slots: Range<usize>,
 }
 
-/// An agreement that succeeded, as the input from which this rank makes its plan or regions.
+/// The input from which this rank makes its plan or regions after an agreement has succeeded.
 pub(super) struct Met<'a> {
     /// Prefix of the agreement's store keys.
     pub(super) key: &'a str,
@@ -88,7 +89,7 @@ impl Exchange {
     }
 
     /// Agrees with the other `members` (ranks within the group), and opens their memory. Then `build` makes this rank's
-    /// plan or regions from the agreement. `build` returns `None` if the agreement does not fit this rank's
+    /// plan or regions from the agreed result. `build` returns `None` if the result does not fit this rank's
     /// contribution, and the call then fails with [`ErrorKind::OutOfStep`].
     pub(super) fn meet<R>(
         &self,
@@ -329,12 +330,15 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement from which this rank got no plan or regions. The closing thread takes over the
-    /// slots and the memory of `candidate`, and the memory in `opened`, as it does for a dropped plan.
+    /// Cleans up after an agreement from which this rank got no plan or regions. `opened` is the peers' memory that
+    /// this rank has opened in the agreement.
     ///
     /// If `is_nobodys`, no other rank got the plan or the regions either, so no peer writes to this rank's slots. This
-    /// call then frees the slots, and the closing thread only closes the memory in `opened`. Otherwise the closing
-    /// thread also tells the peers that this rank has closed the plan, and frees the slots once the peers have closed
+    /// call then frees the slots, and hands only the memory in `opened` to the closing thread, which closes it.
+    ///
+    /// Otherwise another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
+    /// `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and tells the
+    /// peers that this rank has closed the plan. It frees the slots and this rank's memory once the peers have closed
     /// the plan too.
     fn let_go(
         &self,

@@ -172,9 +172,10 @@ impl Memory {
         }
     }
 
-    /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device. `cuMemFree`
-    /// frees memory of `cuMemAlloc`. It also frees the address arrays of mappings of peers' memory. Such mappings are
-    /// freed with a [`PeerMemory`] or with the memory of a dropped pool.
+    /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device:
+    /// - Memory of `cuMemAlloc` is freed by `cuMemFree`.
+    /// - A [`PeerMemory`], or memory of a dropped pool, is freed together with its mappings of peers' memory. Each
+    ///   mapping has an array of the peers' addresses, which `cuMemFree` frees.
     pub(super) fn may_wait_when_freed(&self) -> bool {
         match &self.backing {
             Backing::Virtual(buffer) => buffer.may_free_mappings(),

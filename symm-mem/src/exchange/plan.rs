@@ -41,14 +41,15 @@ use super::{
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
 ///   every later `get`. Call `get` in the order in which the peers become ready. If that order is unknown, use puts.
-/// - A signal that is enqueued while the same device copies may arrive only after the copy. So call
-///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round
-///   can be enqueued before the copy of the current round begins.
+/// - A signal that is enqueued while the same device copies can be delayed until the copy has ended. So call
+///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round can
+///   be enqueued before the copy of the current round begins.
 ///
-/// *Memory of dropped plans.* The driver may wait for the device when it frees memory of `cuMemAlloc`, or closes memory
-/// that was opened by legacy IPC handle. So a process of several ranks makes such a driver call only while none of its
-/// ranks has a transfer under way. Until the call has returned, `ready`, `put`, `get`, `wait`, `launch` and `watch` of
-/// all plans of the process may block the host.
+/// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
+/// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
+/// transfer that such a thread must enqueue, the process deadlocks. So a process of several ranks makes such a driver
+/// call only while none of its ranks has a transfer under way. Until the call has returned, `ready`, `put`, `get`,
+/// `wait`, `launch` and `watch` of all plans of the process may block the host.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer

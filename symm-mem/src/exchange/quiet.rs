@@ -13,8 +13,8 @@
 //! no quiet moment. So code that waits until memory is closed must use a deadline of its own.
 //!
 //! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
-//! kernels, or kernels that wait for signals. When a program drops a plan in a process of several ranks, this other
-//! work must have ended, or must depend only on work that is already enqueued.
+//! kernels, or kernels that wait for signals. When a program drops a plan or regions in a process of several ranks,
+//! this other work must have ended, or must depend only on work that is already enqueued.
 //!
 //! A process of one rank does not wait for a quiet moment. Its device may wait for ranks of other processes, but those
 //! ranks do not block in this process's driver. While such a process closes memory, a second rank cannot create an
@@ -37,7 +37,7 @@ use crate::lock::lock;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Number of operations of transfers that are under way in this process (signals, waits, copies and graph launches),
-/// plus the number of failed plans that watch threads have not handled yet.
+/// plus the number of failed plans and regions that watch threads have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. A thread that
 /// enqueues a transfer locks it shared. A thread that closes memory locks it exclusively, or shared if the process has

@@ -1,4 +1,5 @@
-//! State that an exchange, its plans and its threads share.
+//! State that an exchange, its plans and its threads share. In this file, "plan" also stands for the transfers between
+//! the regions of two ranks.
 
 use std::{
     ops::Range,
@@ -208,8 +209,8 @@ impl Mirror {
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
-        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. Host code only reads
-        // the mirror by atomic loads, which may overlap the copy.
+        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. Host code reads the
+        // mirror only by atomic loads, even while the copy runs.
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
 //! In this file, "plan" also stands for the transfers between the regions of two ranks. When a plan has failed, the
-//! thread writes two kinds of words on the exchange's control stream:
+//! thread enqueues writes of two kinds of words on the exchange's control stream:
 //! 1. It sets the abort words in the slots of the peers.
 //! 2. It sets the words in this rank's slots that its streams wait for, which releases the streams.
 //!
@@ -128,10 +128,10 @@ impl Watch {
         }
     }
 
-    /// Watches an operation that the caller has just enqueued. `wait` and `deadline` are the fields of [`Watched`]. The
-    /// caller has recorded `done` after the operation on its stream. `former` is the event of the previous operation of
-    /// the same transfer, or of the previous notification to the same peer. This event is reused if nothing else refers
-    /// to it.
+    /// Watches an operation that the caller has just enqueued. The caller has recorded `done` after the operation on
+    /// its stream. `wait` is the index of the transfer, and the condition that the operation waits for. The operation
+    /// must end within `deadline` from now. `former` is the event of the previous operation of the same transfer, or of
+    /// the previous notification to the same peer. This event is reused if nothing else refers to it.
     pub(super) fn begin(
         &self,
         core: &Arc<Core>,

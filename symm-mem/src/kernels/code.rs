@@ -111,7 +111,7 @@ pub(super) const ELEMENTS: [DataType; 10] = [
     DataType::F64,
 ];
 
-/// Operations, in the order of each unit's kernels.
+/// Operations, in the order of the kernels in each unit that combines elements.
 pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
 /// Macros defined for every unit: constants that host and device share.

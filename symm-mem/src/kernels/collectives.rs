@@ -16,8 +16,9 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// The result overwrites the input, or a part of it: see [`AllReduce`], [`ReduceScatter`] and [`AllGather`].
-    /// [`AllToAll`] does not support this.
+    /// The result shares memory with the input. It overwrites the input ([`AllReduce`]) or this rank's part of the
+    /// input ([`ReduceScatter`]), or the input is already at its place in the result ([`AllGather`]). [`AllToAll`] does
+    /// not support this.
     InPlace,
     /// An address that this rank's device can write. The address may differ between ranks. The result must not overlap
     /// any rank's input.
@@ -312,8 +313,8 @@ struct Shape<'a> {
 
 impl<'a> Shape<'a> {
     /// Makes the shape of an input of `of` parts and a result of `out` parts, each of `elements` elements. Fails if no
-    /// kernel supports `ranks`, if the offset of the input plus one part for each rank is 2^56 bytes or more, or if a
-    /// result at an offset would overlap the input.
+    /// kernel supports `ranks`, or if a result at an offset would overlap the input. Also fails if the input's offset
+    /// plus the length of `world` parts is 2^56 bytes or more.
     fn checked(
         kernel: Kernel,
         ranks: &'a Ranks,

@@ -12,7 +12,7 @@ use super::{Kernel, MOST_RANKS, Waiting};
 pub struct Late {
     /// The kernel that waited; `None` if the fault record has a kernel number that this crate does not know.
     pub kernel: Option<Kernel>,
-    /// The event that it waited for.
+    /// The condition that it waited for.
     pub waiting: Waiting,
     /// The rank that did not send its signal ([`Waiting::Signal`]), or did not consume the previous signal of the
     /// waiting rank ([`Waiting::Room`]).

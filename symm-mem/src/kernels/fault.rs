@@ -8,15 +8,15 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::{Kernel, KernelError, Late};
 
-/// The event that a kernel waited for.
+/// The condition that a kernel waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// The peer's consumption of this rank's previous signal: a wait of the peer resets the signal's word in the peer's
+    /// The peer has consumed this rank's previous signal: a wait of the peer has reset the signal's word in the peer's
     /// pad from 1 to 0.
     Room = 1,
-    /// The peer's signal.
+    /// The peer has sent its signal.
     Signal = 2,
 }
 

@@ -22,8 +22,8 @@ use crate::lock::lock;
 /// - **Order**: launches that use the same channels of the same pads are ordered on each rank: on one stream, or by
 ///   events. All collectives use the same channels, so on each rank only one collective may run at a time.
 /// - **Life**: this handle, or a clone of it, stays alive.
-/// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of
-///   their blocks at once.
+/// - **Progress**: the ranks' kernels can run at the same time. If ranks share a device, it must have room for the
+///   thread blocks of all their kernels at once.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     inner: Arc<Inner>,
@@ -90,7 +90,6 @@ impl Kernels {
         Ok(place.get_or_init(|| functions))
     }
 
-    /// The function of a unit's entry.
     pub(super) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
         self.unit(unit).map(|functions| &functions[entry])
     }

@@ -60,8 +60,8 @@ pub struct Ranks {
     /// Address of an array of [`world`](Self::world) addresses (u64), in memory that the device reaches. Each entry is
     /// the start of one rank's buffer, as this rank's device sees it.
     pub buffers: DevicePtr,
-    /// Address of such an array with the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero
-    /// at first, and aligned to 128 bytes.
+    /// Address of an array like that of [`buffers`](Self::buffers), with the addresses of the ranks' signal pads. A pad
+    /// is [`PadLayout::bytes`] long, zero at first, and aligned to 128 bytes.
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,

@@ -10,7 +10,7 @@ pub(super) const LINE: usize = 128;
 /// | words | use |
 /// |---|---|
 /// | [`USER_CHANNELS`](Self::USER_CHANNELS) × world | signals of the program: `barrier`, `put_signal`, `wait_signal` |
-/// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel for each block |
+/// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel per thread block |
 /// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
 /// Each pair of a channel and a source rank has one word, at index `world * channel + source` of the pad, as in

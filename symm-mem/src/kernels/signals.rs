@@ -1,4 +1,4 @@
-//! The launches of barrier, put and wait, with one block each.
+//! The launches of barrier, put and wait, with one thread block each.
 
 use cuda_driver::Stream;
 use cuda_driver::module::LaunchConfig;
@@ -19,7 +19,8 @@ impl Kernels {
     /// after the barrier.
     ///
     /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for puts
-    /// and waits, each pair of ranks must launch its barriers, puts and waits in matching order.
+    /// and waits, the two ranks of each pair must launch their barriers, puts and waits in matching order: a put of one
+    /// matches a wait of the other.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

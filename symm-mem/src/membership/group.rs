@@ -49,9 +49,9 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Passes `places` to the group. `places` locates addresses in the pool. With `places`, the group can check that
-    /// the buffers of a collective have the same place (segment and offset) in the pool on every rank. Called after
-    /// every commit that succeeds, with the same `places` for the same pool. The default implementation does nothing.
+    /// Passes `places` to the group. `places` locates addresses in the pool. With it, the group can check that each
+    /// buffer of a collective has the same segment and offset in the pool on every rank. Called after every commit that
+    /// succeeds, with the same `places` for the same pool. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -197,10 +197,10 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
-/// Compares `ranks`, the list of a group's members, with `communicator`. Returns a description of the problem, or
-/// `None` if they match. `ranks` must have as many distinct ranks as the communicator, and this rank's number in the
-/// domain, `rank`, at index `communicator.rank()`. The positions of the other members are not checked here, because the
-/// members also compare their lists with each other.
+/// Compares `ranks`, the list of a group's members, with `communicator`. Returns `None` if they match, otherwise a
+/// description of the problem. They match if `ranks` has as many entries as the communicator has ranks, all distinct,
+/// and `rank` is at index `communicator.rank()`. `rank` is this rank's number in the domain. The positions of the other
+/// members are not checked here, because the members also compare their lists with each other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

@@ -29,12 +29,13 @@ pub(crate) struct GroupState {
     /// Segments with neither a window nor a registration with `ncclCommRegister`, by ordinal, each with the reason for
     /// the missing registration.
     unregistered: Vec<(u32, String)>,
-    /// See the method [`pending`](Self::pending).
+    /// The refusal of the last commit or, if that commit succeeded, its
+    /// [`CommitReport::pending`](crate::CommitReport::pending).
     pending: Option<Refusal>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     unmapped: Vec<(u32, Unmapped)>,
-    /// The owner of this pool's mappings of the members' segments for the group. Also has the members' signal pads.
-    /// `None` until this rank first offers memory.
+    /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads. `None` until
+    /// this rank first offers memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
     /// The segments, of all pools, that all members have mapped.
     pub(super) mapped: Arc<MappedSegments>,
@@ -64,7 +65,6 @@ impl GroupState {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())
     }
 
-    /// Replaces the members and the name of the group.
     pub(super) fn set_members(&mut self, ranks: Vec<u32>, name: Option<&str>) {
         self.log.set_members(ranks);
         self.group_name = name.map(Arc::from);
@@ -148,7 +148,7 @@ impl GroupState {
     ///
     /// Returns true if all members keep their registrations. Returns false if the members undo them, and this rank has
     /// undone its own. Returns an error if `result` is an error, or if this rank could not undo its registrations. If
-    /// after the error the members may have different registrations, the group is poisoned on this rank.
+    /// such an error means that the members may have different registrations, also poisons the group on this rank.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],

@@ -120,8 +120,8 @@ impl Standings {
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // Equal serials are adjacent, because the segments of a window have consecutive ordinals, apart from retired
-        // segments.
+        // Equal serials are adjacent: by ordinal, only retired segments can lie between the segments of a window, and
+        // these have no serial.
         serials.dedup();
         serials.len()
     }

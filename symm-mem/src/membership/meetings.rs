@@ -1,10 +1,11 @@
-//! Counts the agreements of the whole domain about a pool.
+//! Counts the agreements about a pool in which all ranks of its [domain](crate::Domain) take part.
 
 use bootstrap::agreement::{Member, Place};
 
 use crate::agreement::{MeetingId, MeetingKind, Rounds};
 
-/// Counters of the agreements in which the whole domain takes part: on lengths, and on retirements.
+/// Counters of the [meetings](crate::agreement::MeetingId) (agreements) in which the whole domain takes part: on
+/// lengths, and on retirements.
 #[derive(Debug, Default)]
 pub(crate) struct Meetings {
     pub(super) lengths: Rounds,
@@ -13,9 +14,9 @@ pub(crate) struct Meetings {
 
 impl Meetings {
     /// Records the end of a retirement or of an agreement on a length. `member` describes this rank in the agreement.
-    /// `has_met` is true if all members have taken part. In that case no member still reads the store keys of earlier
-    /// agreements of the same kind. Returns the earlier agreements whose store keys may still exist. The caller must
-    /// remove these keys.
+    /// `has_met` is true if all members have taken part. In that case, no member still reads the store keys of earlier
+    /// agreements of the same kind. The function then returns the earlier agreements whose keys may still exist, and
+    /// the caller must remove these keys. If `has_met` is false, it returns an empty list.
     ///
     /// Does nothing for a commit, and returns an empty list. [`GroupLog`](crate::agreement::GroupLog) counts the
     /// commits.

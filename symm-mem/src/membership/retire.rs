@@ -1,4 +1,5 @@
-//! Retirement of segments: on all ranks of the domain, or on none.
+//! Retirement of segments: all ranks of the pool's [`Domain`](crate::Domain) remove the segments from the pool, or no
+//! rank does.
 
 use std::{
     cell::Cell,
@@ -206,9 +207,9 @@ impl Memberships {
             }
         };
         // Once this rank deregisters, the end of a group no longer ends this rank's wait for the outcomes. The verdict
-        // over all outcomes names every rank and every ended group whose windows may remain. If the wait ended with a
-        // group, the agreement would fail instead, and its error would name only one rank. The wait has a time limit
-        // in any case.
+        // over all outcomes names every rank and every ended group whose windows may remain. If the end of a group
+        // ended the wait too, the agreement would fail without this verdict, and its error would name only one rank.
+        // The wait has a time limit in any case.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {
@@ -317,8 +318,8 @@ impl Memberships {
         }
     }
 
-    /// Removes the segments from the pool. Frees their memory, and memory of earlier retirements, unless a group of
-    /// this pool is poisoned. Returns the number of bytes freed of these segments.
+    /// Removes the segments from the pool. If no group of this pool is poisoned, also frees their memory and memory
+    /// left from earlier retirements. Returns the number of bytes of these segments that were freed.
     #[track_caller]
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         let is_reached = self.remove_segments(ordinals);
@@ -372,8 +373,8 @@ fn deregister_from(
     }
     let windows = ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id));
     let mut windows: Vec<Window> = windows.map(|(window, _)| window.clone()).collect();
-    // Equal windows are adjacent: `ordinals` is ascending and has either all segments of a window or none, and apart
-    // from retired segments, a window has consecutive ordinals.
+    // Segments can share a window, so `windows` can have duplicates. They are adjacent, as `dedup_by_key` needs:
+    // `ordinals` is ascending, and each segment between two segments of a window is in the same window or was retired.
     windows.dedup_by_key(|window| window.serial());
     let count = windows.len();
     if count > 0 {

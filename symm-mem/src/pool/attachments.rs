@@ -1,4 +1,5 @@
-//! Values that other modules attach to a pool's segments, for example this rank's mappings of its peers' segments.
+//! Values that other modules attach to memory, for example this rank's mappings of its peers' memory. The memory is a
+//! pool's segments, or a [`PeerMemory`](crate::rendezvous::PeerMemory).
 
 use std::{
     any::Any,
@@ -7,12 +8,12 @@ use std::{
 
 use crate::lock::lock;
 
-/// Identifies the owner of attached values: clones of one `Arc` are the same owner.
+/// Identifies the owner of attached values, for example a group. Clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
 
-/// Values, each for an owner and the ordinal of a segment. A value is dropped as soon as one of these happens: the
-/// pool's memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and segment replaces the
-/// value, or any `put` finds that the owner is dropped.
+/// At most one value for each pair of an owner and the ordinal of a segment. A value is removed as soon as one of these
+/// happens: the memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and segment replaces
+/// the value, or any `put` finds that the owner is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
 

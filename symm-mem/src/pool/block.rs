@@ -7,13 +7,13 @@ use cuda_driver::{DevicePtr, graph::is_capture_open};
 
 use super::memory::Memory;
 
-/// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the domain. Clones share
-/// the block. Dropping the last clone frees the block. If a captured graph uses the block, the block is freed only
-/// after the graph is dropped too.
+/// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the pool's
+/// [`Domain`](crate::Domain). Clones share the block. Dropping the last clone frees the block, unless a captured graph
+/// uses it: then the block is freed once the graph and its executables are dropped too.
 ///
-/// A free is one of the requests that all ranks must make in the same order. So every rank must drop the last clone at
-/// the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of this
-/// block before its uses of the block that gets the memory next.
+/// A free is one of the requests that all ranks must make in the same order. So every rank must drop the last owner of
+/// the block, a clone or a graph, at the same point of the program. The next allocation may reuse the memory, so every
+/// rank must order its uses of this block before its uses of the block that gets the memory next.
 #[derive(Debug)]
 pub struct SymmetricBlock {
     memory: Arc<Memory>,

@@ -1,4 +1,5 @@
-//! Declared graph captures: the pool does not grow during a capture, and a pin keeps the memory that the graph uses.
+//! Declared graph captures. During a declared capture, the pool does not grow. A pin keeps the blocks that the graph
+//! uses allocated, during the capture and afterwards.
 
 use std::sync::Arc;
 
@@ -16,9 +17,9 @@ use super::{
 /// capture for uses that this library does not see: blocks that only the program's own kernels use, and captures begun
 /// by another library. A declaration also keeps the pool from growing.
 ///
-/// The capture pins all blocks that are looked up or allocated while it is in progress, and their segments. They stay
-/// pinned even if their owners drop the blocks before the capture ends. Dropping this value without
-/// [`finish`](Self::finish) removes the pin.
+/// The capture pins all blocks that are [looked up](crate::SymmetricPool::lookup) or allocated while it is in progress,
+/// and their segments. They stay pinned even if their owners drop the blocks before the capture ends. Dropping this
+/// value without [`finish`](Self::finish) removes the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     hold: Arc<GraphHold>,

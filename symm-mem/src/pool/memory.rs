@@ -1,16 +1,15 @@
 //! A pool's memory, its owners, and the pins of graphs.
 //!
-//! The owners of the memory are the pool, its blocks, its graph pins, and the graphs that use the memory. Every
-//! communicator that has registered segments is an owner too, and so is every list of
-//! [mapped segments](crate::membership::MappedSegments) that contains one. The drop of the last owner frees the
-//! segments, so no window outlives its memory. A retired segment is freed earlier, once all ranks have reported that
-//! nothing can access it.
+//! The owners of the memory are the pool, its blocks, its graph pins, the graphs that use the memory, the communicators
+//! that have registered its segments, and the lists of [mapped segments](crate::membership::MappedSegments) that
+//! contain its segments. The drop of the last owner frees the segments, so no window outlives its memory. Retired
+//! segments are an exception: they are freed earlier, once all ranks have reported that nothing can access them.
 //!
-//! Every call of `process_group` and of this crate that enqueues work into a capture pins the blocks that this work
-//! uses ([`GraphMemory::used_by_graph`]). The graph and its executables own the pin. If another library began the
-//! capture, its graph cannot own a pin. For such a graph, the declared captures in progress
-//! ([`PoolCapture`](crate::PoolCapture)) pin the memory. If no declared capture is in progress, the memory is pinned
-//! forever.
+//! A pin keeps blocks and their segments allocated for a graph. Every call of `process_group` and of this crate that
+//! enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]). The graph and its
+//! executables own the pin. If another library began the capture, its graph cannot own a pin. For such a graph, the
+//! declared captures in progress ([`PoolCapture`](crate::PoolCapture)) pin the memory. If no declared capture is in
+//! progress, the memory is pinned forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,11 +1,12 @@
-//! The memory of a symmetric pool: segments, blocks, and the pins of captures and graphs. The placement of blocks
-//! depends only on the sequence of requests.
+//! The memory of a symmetric pool: segments, the blocks that the program allocates in them, and pins. A pin keeps
+//! blocks and their segments allocated for a captured graph. The placement of blocks depends only on the sequence of
+//! requests.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `memory` | the pins, and the segments; a segment is freed only once nothing can access it |
 //! | `block`, `capture` | blocks, declared captures and graph pins, which keep memory allocated |
-//! | `attachments` | values that other modules keep with the segments |
+//! | `attachments` | values that other modules attach to the segments, for example mappings of peers' segments |
 //! | `slice` | device slices over blocks |
 //! | `dropped` | the streams of dropped slices |
 //!

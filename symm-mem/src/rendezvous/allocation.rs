@@ -1,4 +1,5 @@
-//! Memory allocated for rendezvous only, and its allocators.
+//! Memory that belongs to no pool, allocated so that the members of a group can map each other's memory in a
+//! [rendezvous](super::Rendezvous::rendezvous); and its allocators.
 
 use std::{
     collections::HashMap,
@@ -72,7 +73,7 @@ pub enum AllocationError {
         /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
     },
-    /// The persistent allocation of this id is in use.
+    /// The [persistent](PeerAllocator::persistent) allocation of this id is in use.
     #[error("the allocation of id {id} is alive still: drop its handles first")]
     StillAlive {
         /// The id.

@@ -1,5 +1,5 @@
-//! The memory of a rendezvous: a block or a whole segment of a pool, an allocation outside of pools, or a part of one
-//! of these.
+//! The memory that a rank brings to a [rendezvous](super::Rendezvous::rendezvous): a block or a whole segment of a
+//! pool, an allocation outside of pools, or a part of one of these.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Memory {
     }
 }
 
-/// The whole allocation that contains a buffer. Peers map all of it.
+/// The whole allocation that contains a buffer: a segment of a pool, or a [`PeerMemory`]. Peers map all of it.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
     /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
@@ -131,8 +131,8 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the drop of this buffer may free mappings of peers' memory. As long as the program has a pool,
-    /// the drop of a buffer in the pool frees none, because the pool keeps the mappings.
+    /// Returns whether the drop of this buffer may free mappings of peers' memory. If the buffer is in a pool that the
+    /// program has not dropped, the result is false, because that pool keeps the mappings.
     pub(crate) fn may_free_mappings(&self) -> bool {
         let has_pool = self.memory.in_pool().is_ok_and(|(memory, _)| !memory.is_orphaned());
         !has_pool && !self.attachments().is_empty()

@@ -49,9 +49,9 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Lets the launch of a captured kernel find this rank's buffer by the address of `array`, to pin the buffer for
-    /// the graph. Declared before `array`, so that this registration of the address is removed first: once `array` is
-    /// freed, another array can get its address.
+    /// Registers the address of `array` for this rank's buffer. The launch of a captured kernel finds the buffer by
+    /// this address, and pins the buffer for the graph. Declared before `array`, so that the registration is removed
+    /// before `array` is freed: after that, another array can get the address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,

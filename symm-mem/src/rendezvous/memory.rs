@@ -42,11 +42,12 @@ pub struct PeerView {
     pub layout: Layout,
 }
 
-/// This rank's buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is
-/// local and cheap.
+/// This rank's buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads, which are
+/// device memory by which the ranks signal each other. Cloning is local and cheap.
 ///
-/// This rank's memory stays allocated, and the other ranks' memory stays mapped, until all clones of this value are
-/// dropped. Do not drop the last clone while work on the device uses the memory: unmapping does not wait for that work.
+/// This rank's memory stays allocated, and the other ranks' memory stays mapped, at least until all clones of this
+/// value are dropped. Do not drop the last clone while work on the device uses the memory: unmapping does not wait for
+/// that work.
 #[derive(Clone)]
 pub struct SymmetricMemory {
     pub(super) group: Arc<PeerGroup>,
@@ -136,8 +137,8 @@ impl SymmetricMemory {
         view("buffer", self.buffer_ptr(rank)?, self.bytes(), layout, offset)
     }
 
-    /// A tensor in the signal pad of a rank, at `offset` elements from the start. Only the words of the
-    /// [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) are accessible.
+    /// A tensor in the signal pad of a rank, at `offset` elements from the start. The tensor must lie in the words of
+    /// the first [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) channels.
     ///
     /// # Errors
     /// [`ViewError::NoSuchRank`], or [`ViewError::OutOfBounds`] if the tensor exceeds these words.

@@ -4,7 +4,7 @@
 //! members agree before any of them opens memory. Then each member maps the others' memory. All members succeed, or
 //! none does. On success, every rank has a [`SymmetricMemory`] with the addresses of all ranks' buffers and signal
 //! pads. Kernels and copies on the rank's own device can access the buffers. The ranks signal each other over the pads.
-//! If the descriptions differ, all members get the same typed error before the deadline.
+//! If the descriptions do not match, all members get the same typed error before the deadline.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -26,15 +26,14 @@
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
-//! | `pads`, `signals` | the operations by which ranks signal each other over their signal pads, and their order |
-//! | `group` | [`GroupInfo`]: the required information on a group |
+//! | `pads`, `signals` | barriers and signals between ranks over the signal pads, and the order in which they run |
+//! | `group` | [`GroupInfo`]: the id, name, members and store of a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
 //! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. The mapping ends when this rank's own allocation is freed or its own
-//! segment is retired, but not before every [`SymmetricMemory`] that uses the mapping is dropped. Each mapping keeps
-//! the peer's pages allocated. So the pages that a rank has mapped stay valid even if their owner drops or retires its
-//! memory.
+//! so all blocks of the segment share one mapping. This rank's own allocation or segment keeps the mapping until it is
+//! freed or retired. Every [`SymmetricMemory`] that uses the mapping keeps it too. Each mapping keeps the peer's pages
+//! allocated. So the pages that a rank has mapped stay valid even if their owner drops or retires its memory.
 
 mod allocation;
 mod buffer;
@@ -90,7 +89,7 @@ const OPERATION: &str = "rendezvous";
 /// is refused on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. A member waits for half of this time for the others to call. Then the members
+    /// The time limit of one rendezvous. A member waits for half of this time for the others to call. Then the members
     /// map the memory, and wait for each other's outcomes. Even if this time is short, a member has at least 10 s to
     /// map the memory, and at least 5 s more to wait for the outcomes.
     pub deadline: Duration,
@@ -133,8 +132,8 @@ impl RendezvousOptions {
     }
 }
 
-/// Performs a group's rendezvous: in each one, the members map each other's memory. Holds the group's signal pads.
-/// Cheap to clone.
+/// Maps memory between the members of a group, by calls of [`rendezvous`](Self::rendezvous). Owns the signal pads over
+/// which the members signal each other. Cheap to clone. Clones share the pads.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,

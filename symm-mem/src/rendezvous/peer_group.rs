@@ -1,4 +1,4 @@
-//! A group of ranks with their signal pads.
+//! A group whose members map each other's memory.
 
 use std::{fmt, sync::OnceLock};
 
@@ -7,7 +7,7 @@ use cuda_driver::Context;
 use super::{GroupInfo, pads::Pads};
 use crate::{pool::Owner, sharing::Site};
 
-/// A group whose members map each other's memory, and the members' signal pads.
+/// A group whose members map each other's memory. Owns this rank's signal pad and the mappings of the others' pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,

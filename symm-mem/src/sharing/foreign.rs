@@ -90,7 +90,8 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     /// The address of the first byte on this rank.
     fn ptr(&self) -> DevicePtr;
 
-    /// The length of the whole memory in bytes. Peers open all of it. It must be equal on all ranks of a rendezvous.
+    /// The length of the whole memory in bytes, which must be equal on all ranks of a rendezvous. Peers open the whole
+    /// memory.
     fn bytes(&self) -> usize;
 
     /// Returns whether [`descriptor`](Self::descriptor) exports a file descriptor.
@@ -107,9 +108,9 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
         Err("this memory has no file descriptor".into())
     }
 
-    /// Exports a handle of a few bytes, by which ranks of all other processes can open the memory without a file
-    /// descriptor. `None` if there is none. The handle is posted in the store of the group. If it can be opened only on
-    /// this host, ranks of other hosts fail in [`open`](Self::open).
+    /// Exports a handle of a few bytes, by which ranks in other processes, on any host, can open the memory without a
+    /// file descriptor. Returns `None` if the memory has no such handle. The rendezvous posts the handle in the store
+    /// of the group. If a handle works only on this host, [`open`](Self::open) fails on ranks of other hosts.
     ///
     /// # Errors
     /// The reason why the memory cannot be exported. All ranks get it.

@@ -42,7 +42,7 @@ impl PlainMemory {
 }
 
 impl Shareable {
-    /// Exports the handles that this rank posts in its record.
+    /// Exports the [`Handle`] that this rank posts for its peers.
     pub(super) fn handle(&self) -> Result<Handle, String> {
         match self {
             Self::Virtual(physical) => Handle::of(physical),

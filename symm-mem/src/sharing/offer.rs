@@ -83,7 +83,11 @@ impl Offer {
     }
 
     /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
-    /// arguments, the keys of the result, and the error are those of [`open`](super::open()).
+    /// keys of the result are the indices of the owner in `parties`, and of the export among its exports. On failure,
+    /// returns the outcome that this rank posts.
+    ///
+    /// `own` is the index of this rank in `parties`. `wanted(from, to)` returns the exports of member `from` that
+    /// member `to` opens, as indices into the exports of `from`. Both arguments are indices into `parties`.
     pub(super) fn exchange_descriptors(
         &self,
         own: usize,

@@ -17,11 +17,13 @@ use super::{
     Export, Handle, HostMemory, Imported, Offer, Outcome, Party, PeerHandle, Shareable, local_registry, map,
 };
 
-/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` is the
-/// index of this rank in `parties`. `wanted(from, to)` returns the exports that member `to` opens, as indices into the
-/// exports of member `from`. `wanted` must return the same on all members. `name(party, export)` describes an export
-/// for error messages. `from`, `to` and `party` are indices into `parties`. `export` is an index into the exports of
-/// `party`. `deadline` limits the exchange of file descriptors.
+/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants.
+///
+/// - `own` is the index of this rank in `parties`. The arguments `from`, `to` and `party` below are such indices too.
+/// - `wanted(from, to)` returns the exports of member `from` that member `to` opens, as indices into the exports of
+///   `from`. It must return the same on all members.
+/// - `name(party, export)` describes an export for error messages. `export` is an index into the exports of `party`.
+/// - `deadline` limits the exchange of file descriptors.
 ///
 /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
 /// rank posts.

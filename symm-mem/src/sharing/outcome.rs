@@ -1,7 +1,8 @@
 //! The common part of the agreements in which members open each other's memory: a commit, a
-//! [rendezvous](crate::rendezvous::protocol), an [exchange](crate::exchange::protocol), and the meeting in which
+//! [rendezvous](crate::rendezvous::protocol), an [exchange](crate::exchange::protocol), and the agreement in which
 //! [`direct`](crate::direct) shares its flag pages. After the decision, each member opens the memory that the others
-//! share, and posts an [`Outcome`]. The members then judge all outcomes: all of them keep the opened memory, or none.
+//! share, and posts an [`Outcome`]. The members then judge all outcomes: either all members keep the opened memory, or
+//! none does.
 
 use std::{collections::BTreeSet, fmt};
 

@@ -16,8 +16,8 @@ use super::{
 use crate::{Standing, agreement::PoolId, symmetric_pool::several};
 
 impl World {
-    /// Executes the next action of the rank's program, if there is one, and schedules the action after it. If the
-    /// action begins a meeting, the end of the meeting schedules the following action.
+    /// Executes the next action of the rank's program, if there is one. Then schedules the action after it, unless the
+    /// executed action begins a meeting: in that case, the end of the meeting schedules it.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -95,7 +95,7 @@ impl World {
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let state = self.rank(rank);
         // A failed allocation needs no check here, because the pool's log records the failure. If the allocation has
-        // succeeded on other members, the logs differ, and the next commit reports this.
+        // succeeded on other ranks, the logs differ, and the next commit reports this.
         let block = state.pool.allocate(bytes);
         state.observe()?;
         if let Ok(block) = block {
@@ -130,9 +130,12 @@ impl World {
         device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
     }
 
-    /// Creates a group on a rank, and joins its communicator. If the rank already has the group, aborts the rank's old
-    /// communicator first. If `epoch` is true, the new group has the next epoch. If `epoch` is false, the new group has
-    /// the same id, is the next [life](Life) of this id, and continues the count of the group's commits.
+    /// Creates a group on a rank, and joins its communicator. If the rank already has the group, first aborts the
+    /// rank's communicator of the old group. `epoch` then selects how the new group differs from the old one:
+    ///
+    /// - True: the new group has the next epoch.
+    /// - False: the new group has the same id and is the next [life](Life) of this id. It continues the count of the
+    ///   group's commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let state = &mut self.ranks[rank as usize];
@@ -204,8 +207,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that all members that have not left have registered the same segments as `own` in window `serial`, and
-    /// that `rank` reaches the memory of the next member through this window.
+    /// Checks window `serial` of `rank`, which has the memory `own`: all members that have not left have registered the
+    /// same segments in their window `serial`, and `rank` reaches the memory of the next member through the window.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

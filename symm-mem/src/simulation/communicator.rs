@@ -1,7 +1,8 @@
-//! A rank's communicators, which are those of gpu-sim's NCCL.
+//! The ranks' communicators, which are those of gpu-sim's NCCL.
 //!
-//! A call that waits for other ranks runs in a coroutine. After the simulation has begun such calls, it runs
-//! [`settle`]. So the calls of one event run before those of the next event.
+//! The simulation has one thread, which must not block in NCCL. So a call that may wait for other ranks runs in a
+//! coroutine. `make`, `register` and `abort` end with [`settle`], which runs all coroutines until each has ended or
+//! waits for other ranks.
 
 use std::{
     ffi::{c_int, c_void},

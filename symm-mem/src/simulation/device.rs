@@ -125,8 +125,8 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     Ok(functions)
 }
 
-/// A source of memory of one device. For the checks of the simulation, it records the freed segments, and the error of
-/// the first failed release.
+/// A source of memory of one device. For the checks of the simulation, it records the freed segments, and the first
+/// error of freeing one.
 #[derive(Debug)]
 pub(super) struct Device {
     context: Context,
@@ -138,7 +138,7 @@ pub(super) struct Device {
 struct Releases {
     /// The segments freed since the last call of [`Device::returned`].
     returned: Vec<SegmentMemory>,
-    /// The first error of a release, see [`Device::wrong`].
+    /// The first error of freeing a segment, see [`Device::wrong`].
     wrong: Option<String>,
 }
 
@@ -175,15 +175,15 @@ impl Device {
         sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
     }
 
-    /// Fails if memory of this source is still allocated, or if a release has failed. The error names `rank`, the owner
-    /// of the source.
+    /// Fails if memory of this source is still allocated, or if freeing a segment has failed. The error names `rank`,
+    /// the owner of the source.
     pub(super) fn check_released(&self, rank: u32) -> Result<(), Violation> {
         let (live, wrong) = (self.source.allocated(), self.wrong());
         ensure!(live == 0 && wrong.is_none(), "rank {rank} leaves {live} bytes of device memory: {wrong:?}");
         Ok(())
     }
 
-    /// Returns the error of the first failed release of memory, or `None` if all releases have succeeded.
+    /// Returns the first error of freeing a segment, or `None` if there was none.
     pub(super) fn wrong(&self) -> Option<String> {
         self.releases().wrong.clone()
     }

@@ -31,11 +31,12 @@ use crate::{
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
-    /// Ends the rank's meeting: passes the result `said` to the pool, checks and records it, removes keys from the
-    /// store, and schedules the next action. The keys are `read` (see [`Want::Done`](super::work::Want::Done)), and
-    /// those that earlier meetings of the same kind may have left. If a commit leaves segments without windows,
-    /// registers them plainly and begins the agreement on this registration. The end of that agreement then schedules
-    /// the next action.
+    /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the rank can reach
+    /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and those that earlier
+    /// meetings of the same kind may have left.
+    ///
+    /// Then schedules the next action, unless a commit has left segments without windows. In that case, registers these
+    /// segments plainly and begins the agreement on this registration, whose end schedules the next action.
     pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };

@@ -82,7 +82,7 @@ pub(super) struct Named {
     /// The generation of the last plan that this rank has agreed on. The simulation checks `generations` against it.
     /// The rank may execute only the transfers of the plan with this generation.
     pub(super) agreed: u64,
-    /// The plans that the rank has not closed, from the first to the last agreed one.
+    /// The plans that the rank has not closed, in the order in which the rank has agreed on them.
     pub(super) plans: Vec<ExchangePlan>,
 }
 

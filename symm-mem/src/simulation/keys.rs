@@ -50,7 +50,7 @@ impl Keys {
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {
-            // The repeated write may arrive after a rank has removed the key. The write then creates the key again, and
+            // A repeated write may arrive after a rank has removed the key. The write then creates the key again, and
             // no rank reads or removes it after that.
             if self.repeated.contains(key) && self.removed.contains(key) {
                 return false;
@@ -64,8 +64,8 @@ impl Keys {
                 // its own domain. So some keys may stay. Other agreements are not affected, because their members are
                 // those of a group.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
-                // Some keys of a retirement, or of an agreement on a length, are removed by the next meeting of the
-                // same purpose. So the keys of the last one may stay.
+                // The member list and the result of a retirement, or of an agreement on a length, stay until the next
+                // meeting of the same purpose removes them. So those of the last one may stay.
                 ["symm", _, "0", "retire" | "length", _, "members" | "records", ..] => {
                     self.is_of_earlier(key)
                 }

@@ -252,7 +252,7 @@ impl Library {
     }
 
     /// Deregisters windows that a rank has just registered. The simulation calls this function if the trouble makes the
-    /// rank report that windows are unsupported. The registration has succeeded, because gpu-sim's NCCL supports them.
+    /// rank report that windows are unsupported, although gpu-sim's NCCL supports and has registered them.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         serials.iter().try_for_each(|serial| {

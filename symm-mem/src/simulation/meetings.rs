@@ -67,9 +67,12 @@ impl World {
     }
 
     /// Begins a commit of the rank's first pool for a group, or of its second pool if `second` is true. The second pool
-    /// belongs to the same domain and stays empty. Its commits test that commits of different pools for the same group
-    /// are kept apart. So this function simulates troubles, such as [`Trouble::PrepareFails`], only in commits of the
-    /// first pool. `last` is true for the commits at the end of the program.
+    /// belongs to the same domain and stays empty. Its commits only test that commits of different pools for the same
+    /// group are kept apart. So this function simulates troubles, such as [`Trouble::PrepareFails`], in commits of the
+    /// first pool only.
+    ///
+    /// `last` is true for the commits at the end of the program. They have a longer deadline, and if the ranks'
+    /// segments differ, they commit those before the first difference ([`Policy::Prefix`]).
     pub(super) fn commit(
         &mut self,
         rank: u32,
@@ -271,11 +274,12 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Maps the segments that the members offer in `records`, and reads through each mapping the identity that the
-    /// member has written to the segment. A persistent allocation has no memory in the simulation, so its identity is
-    /// taken from the offer. Schedules the outcome and the identities as an answer to the rank's state machine. If a
-    /// member is dead or has ended its meeting, it offers no memory any more. The outcome is then `Alone`, unless the
-    /// trouble prevents mapping.
+    /// Maps the memory that the members offer in `records`. Through each mapping of a segment, reads the identity that
+    /// the member has written there. A persistent allocation has no memory in the simulation, so its identity is taken
+    /// from the offer. Schedules the outcome and the identities as an answer to the rank's state machine.
+    ///
+    /// If a member is dead or has ended its meeting, it offers no memory any more. The outcome is then `Alone`, unless
+    /// the trouble prevents mapping.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {

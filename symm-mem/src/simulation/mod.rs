@@ -11,6 +11,10 @@
 //!
 //! All files use these terms:
 //!
+//! - *Domain*: the ranks that make the same requests of a pool in the same order ([`Domain`](crate::Domain)). The pools
+//!   of a run belong to one domain. It contains all ranks, unless the trouble concerns the domain.
+//! - *Event*: a unit of work that the scheduler executes at a point of the simulated time, such as the arrival of bytes
+//!   at the store.
 //! - *Trouble*: the fault, or the difference between ranks, of a run.
 //! - *Culprit*: the rank that the trouble concerns. The seed always draws one. A few troubles, such as a dead store, do
 //!   not depend on it.
@@ -155,8 +159,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.states = std::mem::take(&mut world.states);
     run.states.sort_unstable();
     run.states.dedup();
-    // After a violation, the state of the ranks may be inconsistent, so it is leaked instead of dropped. The devices
-    // are dropped: they own the gpu-sim world of this thread, and the next run on this thread starts a new one.
+    // After a violation, the state of the ranks may be inconsistent, so it is leaked instead of dropped. Only the
+    // devices are dropped. They own the gpu-sim world of this thread, and the next run on this thread starts a new one.
     if run.violation.is_some() {
         drop(world.devices.take());
         std::mem::forget(world);

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::lock::lock;
 
-/// The time limit of the client for the answer to a request that does not wait for a key, and of the server for the
-/// greeting of a client. It is longer than any run, so it never expires. No shorter limit is needed: an open connection
-/// loses no bytes, so every such request gets its answer.
+/// A time limit that never expires, because it is longer than any run. The client uses it for the answer to a request
+/// that does not wait for a key, and the server for the greeting of a client. No shorter limit is needed: an open
+/// connection loses no bytes, so every answer and every greeting arrives.
 const UNLIMITED: Duration = Duration::from_secs(1 << 32);
 /// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
@@ -48,8 +48,8 @@ pub(super) struct Link {
 pub(super) struct Finished {
     pub(super) asked: Asked,
     /// The outcome of the call, or the failure of the greeting. The outer `Option` is `None` if the greeting has
-    /// succeeded: the call of the request has not begun yet. The inner one is `None` if the call has succeeded, and
-    /// calls of this kind have no reply.
+    /// succeeded: the call of the request has not begun yet. The inner one is `None` after the success of a call that
+    /// has no reply.
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 

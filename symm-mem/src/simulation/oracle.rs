@@ -8,14 +8,16 @@
 //!   and the result of the other members changes the group, the rank treats the group as dead.
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
-//! - The ranks' lists of the members of the domain may differ. If a rank then gets a result other than a refusal in a
-//!   meeting of the domain, every rank in its list gets the same result.
-//! - Each refusal is one that the trouble can cause. The refusal names the culprit, or the first operation in which the
-//!   histories of the ranks' pools differ. Without a trouble, a meeting may be refused only in three cases. First, a
-//!   slow store makes a rank late. Second, on devices with little memory, a poisoned group keeps memory on some ranks,
-//!   so that an allocation fails only there. Third, a retirement names only a part of the segments that share a window.
-//!   Under a trouble, a meeting of a group without the culprit may be refused in the same cases, and also if a member
-//!   is late because it waited for the culprit.
+//! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
+//!   rank then gets a result other than a refusal from a retirement or an agreement on a length, every rank in its list
+//!   gets the same result.
+//! - Each refusal is one that the trouble can cause. If the refusal blames a rank, this is the culprit. If it says that
+//!   the histories of the ranks' pools differ, it names the first operation that differs.
+//! - Without a trouble, a meeting is refused in two cases only. First, a slow store makes a rank late. Second, a
+//!   retirement names only a part of the segments that share a window. Under a trouble, a meeting of a group without
+//!   the culprit is refused in these cases and in two more. A member is late because it waited for the culprit. Or the
+//!   devices have little memory, and a poisoned group keeps memory on some ranks, so that an allocation fails only
+//!   there.
 //! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
 //! - In a collective, the members use a block through the same window at the same offset, or all through plain
 //!   registrations, or all without either. The window covers the memory of the block on every member.
@@ -339,8 +341,8 @@ impl World {
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
     /// meeting about `patience` after the first rank, or later. `patience` is the time that members wait for each
-    /// other. A rank can also be late without a trouble: with a slow store, a rank with few groups begins a meeting
-    /// long before the others.
+    /// other. Ranks can be late without a trouble too: with a slow store, a rank with few groups begins a meeting so
+    /// early that the others come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
         // The other ranks need up to 8 messages to see that a rank has come. Each message takes up to `slowest` µs.

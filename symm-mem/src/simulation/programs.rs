@@ -1,4 +1,5 @@
-//! Draws the programs of all ranks.
+//! Draws the programs of all ranks. A program is a list of [`Action`]s in phases. The terms *phase*, *trouble* and
+//! *culprit* are defined in [`super`]. The *second pool* is defined in [`scenario`](super::scenario).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use super::{
     violation::Limits,
 };
 
-/// Writes the programs of all ranks. The trouble decides in which actions the culprit's program differs from those of
+/// Writes the programs of all ranks. The trouble decides which actions of the culprit's program differ from those of
 /// the other ranks.
 pub(super) struct Writer<'a> {
     random: Random,
@@ -22,7 +23,7 @@ pub(super) struct Writer<'a> {
     /// The uids of the groups that the programs written so far create.
     made: Vec<u64>,
     programs: Vec<Vec<Action>>,
-    /// The number of collectives written so far. See [`Action::Use`].
+    /// The number of collectives written so far. It numbers the next [`Action::Use`].
     site: u64,
 }
 
@@ -242,8 +243,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes messages along a group's members, like those between the stages of a pipeline. The first and the last
-    /// member have one peer, the others two.
+    /// Writes messages from each member of a group to the next one, like those between the stages of a pipeline. So the
+    /// first and the last member exchange messages with one peer, and the others with two.
     fn messages(&mut self) {
         if self.made.is_empty() || !self.aside.one_in(2) {
             return;

@@ -220,7 +220,7 @@ pub(super) struct Rank {
     pub(super) token: u64,
     /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
-    /// The number of events that the rank has handled. The trouble of a run can select one by this number.
+    /// The number of [steps](super) of the rank. The trouble of a run can select one by this number.
     pub(super) steps: u64,
     /// The number of actions that the rank has begun in all its meetings, see
     /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). Actions of the program do not count.
@@ -351,7 +351,8 @@ impl Rank {
 
     /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member of one
     /// of the meeting's groups is dead. An agreement on a length has no groups, so this function returns false for it.
-    /// A retirement has groups, but the rank stops waiting only before it begins to deregister.
+    /// In a retirement, it returns false from the time when the rank begins to deregister: the rank then goes on
+    /// waiting.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group = |uid| self.groups.get(&uid).is_some_and(|it| it.members.contains(&reported_dead));

@@ -24,8 +24,8 @@ use crate::{
 impl World {
     /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal is in `joined`
     /// shares the window of the segment before it. `token` identifies the request, see
-    /// [`Rank::token`](super::rank::Rank::token). On the culprit, the trouble may delay the call into the library or
-    /// make it fail.
+    /// [`Rank::token`](super::rank::Rank::token). If the run's [`Trouble`] concerns this rank, it may delay the call
+    /// into the library or make it fail.
     pub(super) fn register(
         &mut self,
         rank: u32,

@@ -40,7 +40,7 @@ impl StoreRequest {
 /// The continuation after the answer to a rank's request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The answer goes to the state machine of the rank's meeting. The number is the token of the request.
+    /// The answer goes to the state machine of the rank's [meeting](super). The number is the token of the request.
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,

@@ -1,4 +1,4 @@
-//! The results of meetings, as ranks get them.
+//! The results of [meetings](super), as ranks get them.
 
 use crate::{
     agreement::{self, Agreed, FLOORS, Plain, Poison, Refusal, Retired},

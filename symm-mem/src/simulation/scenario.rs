@@ -1,4 +1,6 @@
-//! The choices of a seed: ranks and groups, the program of every rank, and the trouble.
+//! The choices of a seed: ranks and groups, the program of every rank, and the trouble, which is a fault or a
+//! difference between ranks. The *culprit* is the rank that the trouble concerns. A *meeting* is one run of an
+//! agreement among ranks, such as that of a commit.
 //!
 //! Every rank has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty,
 //! and is only [committed](Action::Commit).
@@ -11,10 +13,12 @@ use crate::agreement::WindowSupport;
 /// The normal deadline of a meeting, counted from its start on each rank.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// Under [`Trouble::ShortDeadline`], the deadline of meetings on all ranks except the culprit, in place of
-/// [`DEADLINE`]. Commits of the second pool, and the commits at the end of the program, keep their deadlines.
+/// [`DEADLINE`]. The culprit has the trouble's deadline, which is shorter. Commits of the second pool, and the commits
+/// at the end of the program, keep their deadlines.
 ///
-/// This deadline gives the culprit time for registrations that begin up to 30 s late under this trouble. The time limit
-/// of a registration, on all members, is 3/16 of the longest deadline among them. For this deadline, 3/16 are 75 s.
+/// The long deadline of the other members gives the culprit enough time for registrations: on every member, the time
+/// limit of a registration is 3/16 of the longest deadline among the members, here 75 s. Under this trouble, the
+/// culprit's registrations begin up to 30 s late.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
@@ -85,9 +89,9 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in up to `count` segments, and then retires these segments. Of the list of segments that
-    /// are not retired yet, it takes `count` consecutive ones from index `nth` on. Indexes count modulo the length of
-    /// the list.
+    /// Frees the rank's blocks in some segments, and then retires these segments. They are `count` consecutive ones,
+    /// from index `nth` on, of the list of segments that are not retired yet. Indexes count modulo the length of the
+    /// list. If the list is shorter than `count`, all of its segments are retired.
     Retire {
         nth: u64,
         count: u64,
@@ -105,8 +109,9 @@ pub(super) enum Action {
         name: u64,
         seed: u64,
     },
-    /// Executes the transfers of a plan with this name. Of the plans that the rank has not dropped, this is the oldest
-    /// one if `former` is true, else the newest one.
+    /// Simulates the transfers of a plan with this name. The rank can have several plans with this name, because each
+    /// `Exchange` adds one. The action takes the newest of those that the rank has not dropped, or the oldest if
+    /// `former` is true. Only the newest plan may be executed, so the transfers of an older one must be refused.
     Copy {
         group: u64,
         name: u64,
@@ -145,6 +150,7 @@ pub(super) enum Subject {
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) trouble: Trouble,
+    /// The rank that the trouble concerns. A seed draws one also for a trouble that concerns no single rank.
     pub(super) culprit: u32,
     /// The members of each group, by the group's uid.
     pub(super) groups: BTreeMap<u64, Vec<u32>>,
@@ -166,9 +172,8 @@ pub(super) struct Scenario {
     /// The least time in µs from the death of a rank until the watchdogs of the other ranks report it as dead. `None`
     /// if they never report it.
     pub(super) noticed: Option<u64>,
-    /// The time in µs that peers have to close the memory that a rank lends them for a plan, counted from the time at
-    /// which the lender drops the plan. The lender keeps memory that is not closed in this time until the end of the
-    /// run.
+    /// After a rank has dropped a plan, the time in µs that its peers have to close the memory that it lends them for
+    /// the plan. If a peer does not close it in time, the rank keeps the memory until the end of the run.
     pub(super) lease: u64,
 }
 
@@ -176,7 +181,9 @@ pub(super) struct Scenario {
 /// are defective.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
-/// Releases without usable windows, for the troubles that need plain registration (`ncclCommRegister`).
+/// Releases for the troubles under which plain registrations (`ncclCommRegister`) fail, see [`Trouble::forbids_plain`].
+/// They have no usable windows, because only segments without windows are registered plainly. 21304 and 21805 are not
+/// among them, because they have no `ncclCommRegister`.
 const WINDOWLESS: [u32; 4] = [22105, 22203, 22605, 22803];
 
 /// Returns true if the windows of a release can be used.
@@ -256,8 +263,9 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// Returns the address space in bytes that is left for windows of `group`, as `rank` computes it from the size of
-    /// its own device.
+    /// Returns the address space in bytes that is left for windows of `group`, as `rank` reports it in a commit. A rank
+    /// computes it from the memory size of its own device. Under [`Trouble::AddressSpace`], the culprit reports 3 MiB,
+    /// and the other members of its groups report 2 MiB. Otherwise it is 1 TiB, which is enough for all windows.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
             Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,

@@ -166,9 +166,9 @@ impl World {
     }
 
     /// Returns true if a rank repeats a failed store request of its meeting. A member in doubt repeats its current
-    /// request until its deadline, and for at least [`RETRY_FLOOR`], as in `bootstrap::agreement::run`. A member that
-    /// [stops waiting](super::rank::Rank::is_over), because its watchdogs have reported a dead member, does not repeat
-    /// it.
+    /// request until its deadline, and for at least [`RETRY_FLOOR`], as in `bootstrap::agreement::run`. Exception: a
+    /// member does not repeat it if it [stops waiting](super::rank::Rank::is_over), because its watchdogs have reported
+    /// a dead member.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);

@@ -58,7 +58,8 @@ impl World {
 
     /// Returns true if a timeout with this circle of waits is the right error for the ranks `told`. Returns false if
     /// they should have got `Refusal::GenerationMismatch` instead, in one of two cases:
-    /// - The ranks of the circle wait in different generations of the domain.
+    /// - The ranks of the circle wait in different generations of the domain: they have created it a different number
+    ///   of times.
     /// - The trouble is [`Trouble::ExtraDomain`], `told` contains only the culprit, and the circle contains no
     ///   rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {

@@ -1,4 +1,5 @@
-//! The state machine of a rank's current meeting. [`Work`] has a variant for each kind of meeting. All kinds get an
+//! The state machines of *meetings*. A meeting is one run of an agreement among ranks, such as that of a commit.
+//! [`Work`] is the state machine of a rank's current meeting, with a variant for each kind of meeting. All kinds get an
 //! [`Answer`] and return a [`Want`], their next request.
 
 use std::{
@@ -29,11 +30,12 @@ pub(super) enum MappingKey {
     Persistent(u64),
 }
 
-/// The state machine of an agreement.
+/// The state machine of a meeting with the protocol `P`.
 pub(super) struct Machine<P: Protocol> {
     agreement: Agreement<P>,
     pub(super) member: Member,
-    /// The plan of the last action that the machine has requested. The error of a failed agreement depends on it.
+    /// The plan of the last action that the machine has requested. The error of a failed meeting depends on it. In an
+    /// exchange, it is also the plan on which the members agree.
     pub(super) last: Option<P::Plan>,
 }
 
@@ -47,9 +49,9 @@ impl<P: Protocol> Machine<P> {
     /// Passes an answer to the state machine at the time `now` of the rank's own clock, and returns its next request.
     ///
     /// - `outcome` converts an answer other than `Start` and `Store` to the outcome of an action. It returns `None` if
-    ///   the answer belongs to another kind of agreement.
+    ///   the answer belongs to another kind of meeting.
     /// - `act` converts an action to a request. Its arguments are the plan, the deadline, and the key of the verdict.
-    /// - `said` converts the result of the agreement.
+    /// - `said` converts the result of the meeting.
     fn step(
         &mut self,
         answer: Answer,
@@ -129,8 +131,9 @@ pub(super) enum Work {
         number: u64,
         /// The key of this rank's entry in [`World::offers`](super::world::World::offers).
         token: u64,
-        /// The identities that this rank has read from the peers' memory, by which the simulation checks that it has
-        /// mapped the right memory. `None` until this rank has mapped the memory of all peers.
+        /// The [identities](super::world::RendezvousMemory::identity) that this rank has read from the peers' memory.
+        /// If they are the expected ones, this rank has mapped the right memory. `None` until this rank has mapped the
+        /// memory of all peers.
         peers: Option<Vec<u64>>,
     },
 }
@@ -180,9 +183,9 @@ pub(super) enum Want {
     Share(Vec<Record>),
     /// Opens the peers' memory that the plan of an exchange uses.
     Open(exchange::Agreement),
-    /// Requests nothing: the meeting has ended with this result. The second field has the keys of the agreement that
-    /// this rank removes from the store at the end. It is empty unless this rank has seen that all members have *read*
-    /// the result. See [`Conclusion::read`](agreement::Conclusion::read).
+    /// Requests nothing: the meeting has ended with this result. The second field lists keys of the meeting that this
+    /// rank now removes from the store. It is empty unless this rank has seen that all members have read the result.
+    /// See [`Conclusion::read`](agreement::Conclusion::read).
     Done(Said, Vec<String>),
 }
 
@@ -301,7 +304,7 @@ impl Work {
                     opened,
                     |plan, _, _| Want::Open(plan),
                     |result, it| {
-                        // After a `Want::Open`, the result omits the agreement, because `last` already has it.
+                        // `None` means that the members have agreed on the plan of `Want::Open`, which `last` holds.
                         let agreed = |agreed: Option<exchange::Agreement>| {
                             agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
                         };

@@ -51,7 +51,7 @@ pub(super) enum Event {
     /// For its request with this token, the rank maps the memory that its peers offer in these records of a rendezvous.
     Share(u32, u64, Vec<Record>),
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
-    /// rank, the token of the request, the group's life, and the windows' memory.
+    /// rank, the token of the request, the group with its [`Life`], and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
     /// The rank checks whether peers have closed the memory that it has lent them.
     Collect(u32),

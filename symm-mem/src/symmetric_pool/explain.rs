@@ -118,8 +118,8 @@ impl SymmetricPool {
     /// buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
     /// path may differ between members.
     ///
-    /// While another thread commits the pool for the group, this call waits until the commit has ended, if the buffer
-    /// is in the pool but in no window, and the group is not poisoned.
+    /// If another thread commits the pool for the group, this call waits until the commit has ended. It does not wait
+    /// if the buffer is in a window or outside of the pool, or if the group is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

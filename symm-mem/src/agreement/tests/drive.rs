@@ -15,10 +15,10 @@ pub(super) struct Ended<P: Protocol> {
     pub(super) at: Duration,
 }
 
-/// Runs an agreement. `machines[n]` is the state machine of rank n. `seed` determines the order of the ranks' steps.
-/// `victim`, if there is one, is a rank and the number of its step, from 0, before which it dies. `act` executes the
-/// action of a plan. It gets the rank, the plan, the deadline of the action, and the time, which it may increase.
-/// Returns how the agreement ended on each rank, `None` for a rank that died.
+/// Runs an agreement, and returns how it ended on each rank, `None` for a rank that died. `machines[n]` is the state
+/// machine of rank n. `seed` determines the order of the ranks' steps. `victim` is a rank and the number of a step,
+/// from 0: the rank dies before this step. `act` executes the action of a plan. It gets the rank, the plan, the
+/// deadline of the action, and the time, which it can increase.
 pub(super) fn drive<P: Protocol>(
     mut machines: Vec<Agreement<P>>,
     seed: u64,

@@ -1,4 +1,5 @@
-//! Tests of the decision whether members open each other's memory, and of the verdict on the outcomes.
+//! Tests of two steps of a commit: the decision whether members open each other's memory, and the verdict on the
+//! outcomes of opening it.
 
 use bootstrap::agreement::{Protocol, Report};
 
@@ -9,8 +10,8 @@ fn export(handle: Handle) -> Export {
     Export { bytes: 2 << 20, handle, token: 1 }
 }
 
-/// Returns the offer of a rank that runs on host `host` in a process of its own. The offer has `segments` segments, and
-/// a pad if `pad` is true.
+/// Returns the offer of a rank that runs on host `host` in a process of its own: `segments` segments and, if `pad` is
+/// true, a signal pad. All of them have the handle `handle`.
 fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) -> PeerOffer {
     let memory = OfferedMemory {
         site: Site { host, ..Site::simulated(rank) },
@@ -82,8 +83,8 @@ proptest! {
         }
     }
 
-    /// The segments are committed, whatever outcomes the members report for the opening. The memory counts as opened if
-    /// and only if every member reports that it has mapped the memory of all others.
+    /// The segments are committed, whether or not the members can open each other's memory. The memory counts as opened
+    /// if and only if every member reports that it has mapped the memory of all others.
     #[test]
     fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..5, 1..6), turn in 0usize..6) {
         let report = |kind: &u8| match kind {

@@ -1,5 +1,6 @@
-//! Tests of retirements in which one rank dies. There is one run for each step before which the rank can die. A seed
-//! determines the order of the ranks' steps.
+//! Tests of retirements in which one rank dies. A step is one transition of a rank's state machine. For each step of
+//! the rank that dies, there is one run in which the rank dies just before it. A seed determines the order of all
+//! ranks' steps.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -23,7 +24,7 @@ const DEADLINE: Duration = Duration::from_secs(16);
 
 /// The result of a retirement.
 struct Story {
-    /// The result of each rank, and the time at which the rank got it. `None` for a rank that died before.
+    /// The result of each rank, and the time at which the rank got it. `None` for a rank that died before it got one.
     told: Vec<Option<(Result<Retired, Ending>, Duration)>>,
     /// The ranks that deregistered their windows.
     deregistered: BTreeSet<u32>,

@@ -22,15 +22,17 @@ use super::{
 /// [`settle`](Core::settle), and the time after which the thread of an abort polls less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The longest time after an abort that a receiver's stream still waits for senders that copy zero-copy messages into
-/// its buffers.
+/// The longest time after the receiver's abort that its stream still waits for senders that copy zero-copy messages
+/// into its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The longest time after an abort that a sender's stream still waits until a receiver's buffer is ready.
 /// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies,
-/// even if the buffer is not ready. A wait for *done* of an earlier message may block the receiver's stream until
-/// [`GRACE`] is over. `SENDER_GRACE` is longer, so the receiver's stream can then still complete its earlier work on
-/// the buffer and signal *ready*, before the sender's stream copies.
+/// even if the buffer is not ready.
+///
+/// `SENDER_GRACE` is longer than [`GRACE`], so that the receiver's stream can become ready in time. Until `GRACE` is
+/// over, that stream may be blocked by a wait for the copy of an earlier message. Afterwards it still has to complete
+/// its earlier work on the buffer.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
@@ -79,12 +81,12 @@ impl Core {
     }
 
     /// Returns true if a stream of this rank may be waiting for `signal`, for a message that the sender copies into the
-    /// receiver's buffer. If `signal` is the *done* signal of eager receives, also withdraws the offers that `peer` has
-    /// not taken. Offers of captured messages are not withdrawn.
+    /// receiver's buffer. If `signal` is the [*done*](Phase::Done) signal of receives that are not captured, also
+    /// withdraws their offers, except those that `peer` has taken.
     ///
-    /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time: the sender's
-    /// stream waits until the receiver's stream has completed its earlier work on the buffer, and the receiver's stream
-    /// waits until the sender's stream has copied.
+    /// The receiver may reuse its buffer once its wait has ended. So before an abort ends these waits, both ends give
+    /// each other time: the sender's stream waits until the receiver's stream has completed its earlier work on the
+    /// buffer, and the receiver's stream waits until the sender's stream has copied.
     fn expects_push(&self, peer: usize, Signal { way, phase, captured }: Signal) -> bool {
         if (way, phase) != (Way::Send, Phase::Ready) && (way, phase) != (Way::Receive, Phase::Done) {
             return false;

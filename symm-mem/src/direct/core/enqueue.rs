@@ -22,8 +22,11 @@ impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
     /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
     /// capture uses that stream, or the ring has only one slot for this kind of call (captured or not). Updates
-    /// [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. If it has left out chunks, returns
-    /// [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be enqueued.
+    /// [`Part::unlaunched`].
+    ///
+    /// After an abort, leaves out the remaining chunks, but still enqueues zero-copy messages. If it has left out
+    /// chunks, returns [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be
+    /// enqueued.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -127,9 +130,9 @@ impl Core {
         }
     }
 
-    /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses stream 0
-    /// of its lane, which first waits for the current work of the caller's stream. If another capture uses stream 0 of
-    /// the lane, the part uses the caller's stream instead.
+    /// Returns the first stream of each [`Part`]. The first part uses the caller's stream. Every other part uses stream
+    /// 0 of its lane, which first waits for the current work of the caller's stream. If another capture uses stream 0
+    /// of the lane, the part uses the caller's stream instead.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],

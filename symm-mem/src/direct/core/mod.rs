@@ -432,7 +432,7 @@ impl Core {
     }
 
     /// Called before this rank claims a message that it sends. Waits until the receiver has claimed the message, or has
-    /// called a send to this rank whose receive this rank has not called yet. Waits for at most an eighth of
+    /// called more sends to this rank than this rank has called receives from it. Waits for at most an eighth of
     /// [`copy_time`].
     ///
     /// Because of this wait, two ranks that send each other a message make one copy each: both are the second end of

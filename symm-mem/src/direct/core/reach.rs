@@ -1,5 +1,5 @@
-//! Finds buffers in segments that all members have mapped: the places of this rank's buffers, and the addresses of the
-//! peers' buffers.
+//! Finds buffers in segments that all members have mapped: the [places](Place) (segment and offset) of this rank's
+//! buffers, and the addresses of the peers' buffers.
 
 use std::{thread, time::Duration};
 
@@ -22,7 +22,8 @@ impl Core {
     }
 
     /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until this
-    /// rank has added the segment. Returns `None` if the segment is retired, or not found by the deadline.
+    /// rank has added the segment. Returns `None` if this rank has removed the segment (retired or forgotten), or has
+    /// not added it by the deadline.
     fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
         loop {
             let is_old = number < self.mapped.next();
@@ -35,9 +36,9 @@ impl Core {
         }
     }
 
-    /// Returns the address at which this rank's device reaches a peer's buffer, given the number of the buffer's
-    /// segment and the buffer's offset there in bytes. If `capturing` is a stream, pins the segment for the graph that
-    /// the stream captures.
+    /// Returns the address at which this rank's device reaches a peer's buffer. `number` is the number of the buffer's
+    /// segment, and `offset` the buffer's offset there in bytes. If `capturing` is a stream, pins this rank's own
+    /// segment of that number for the graph that the stream captures.
     pub(super) fn reach(
         &self,
         peer: usize,

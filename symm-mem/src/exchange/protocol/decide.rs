@@ -1,4 +1,4 @@
-//! The decision of an agreement, as pure functions of the members' records.
+//! The decision about a plan or regions, as pure functions of the members' records.
 
 use super::{
     Decision,
@@ -26,7 +26,8 @@ wire_struct!(Agreement { generation, records });
 /// 3. All ranks are ready.
 /// 4. Every transfer has two ends that match in role and size.
 /// 5. Each rank can open the memory that it accesses and has not opened yet.
-/// 6. Each rank's device can access the devices of all memory that the rank accesses.
+/// 6. Each rank's device can access the devices of all memory that the rank accesses. Devices that the rank's process
+///    does not see pass this check.
 ///
 /// Returns `Decision::Refused` for the first check that fails. Otherwise returns `Decision::Agreed` if no memory has to
 /// be opened, and `Decision::Act` if members must open memory.
@@ -49,9 +50,9 @@ fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// Returns the exports of `from` that `to` accesses. If the members share regions, these are all exports of `from`.
-/// Otherwise they are the exports that contain the buffers of `from` in those transfers in which `to` copies. The
-/// result contains indices into `from.exports`, ascending and without duplicates.
+/// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes. If the members share
+/// regions, these are all exports of `from`. Otherwise they are the exports that contain the buffers of `from` in those
+/// transfers in which `to` copies. The result contains indices into `from.exports`, ascending and without duplicates.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();
@@ -63,8 +64,9 @@ fn reached(from: &Record, to: &Record) -> Vec<usize> {
     exports
 }
 
-/// The exports of `from` that `to` has to open, as indices into `from.exports`, ascending. Both ranks compute this list
-/// from the records: `from` to send the file descriptors that `to` needs, and `to` to open the memory.
+/// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes, and has to open first.
+/// The result contains indices into `from.exports`, ascending. Both ranks compute it from the records: `from` to send
+/// the file descriptors that `to` needs, and `to` to open the memory.
 pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
     let mut lacking = reached(from, to);
     lacking.retain(|at| {

@@ -8,9 +8,9 @@
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
 //! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. All members get the same
-//!   value. The documentation of the type describes the only exception.
+//!   value, with one exception, which the documentation of the type describes.
 //!
-//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers, or all regions, of all members. Every member
+//! One exchange is one run of [`ExchangeProtocol`] for all transfers, or all regions, of all members. Every member
 //! takes part, even if it has no transfers or already has all memory open.
 
 mod decide;

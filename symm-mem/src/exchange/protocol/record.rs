@@ -165,8 +165,8 @@ pub struct Record {
     pub rank: u32,
     /// Name of the plan, or of the set of regions.
     pub plan: String,
-    /// The generation that this rank proposes: 1 more than that of the last plan, or set of regions, of this name on
-    /// this rank. The members use the highest proposal.
+    /// The generation that this rank proposes: a number that distinguishes this plan, or set of regions, from earlier
+    /// ones of the same name. It is 1 more than the last one on this rank. The members use the highest proposal.
     pub generation: u64,
     /// The readiness of the rank: it can take part, or the reason why not.
     pub readiness: Readiness,
@@ -205,12 +205,12 @@ impl Record {
         }
     }
 
-    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` and `peer` are the indices of
-    /// the two ranks' records in [`Agreement::records`](super::Agreement::records). `None` if this rank's record has no
-    /// regions.
+    /// Returns the slot into which a peer writes its signals to this rank, if the members share regions. `own` and
+    /// `peer` are the indices of the two ranks' records in [`Agreement::records`](super::Agreement::records). Returns
+    /// `None` if this rank's record has no regions.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
-        // The rank has no slot for itself. So for a peer after it in the records, the place is the peer's index minus
-        // 1.
+        // The rank has no slot for itself. So for a peer whose record comes after that of the rank, the position of the
+        // slot among the rank's slots for regions is one less than the index of the peer's record.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
         self.regions.as_ref()?.first_slot.checked_add(place)
     }

@@ -11,8 +11,8 @@ use crate::{
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
 /// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.
 ///
-/// Exception: another process may run as this rank, or this rank may have another list of members than the others. Then
-/// this rank may be the only one that gets the refusal, and the others may have the plan or the regions.
+/// Exception: if another process runs as this rank, or if this rank's list of members differs from that of the others,
+/// it is possible that only this rank gets the refusal, and that the others have the plan or the regions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {

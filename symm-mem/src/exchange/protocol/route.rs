@@ -1,5 +1,5 @@
-//! Routes: the parts of an agreement that one rank needs. For a plan, the peer's end of each transfer of the rank. For
-//! regions, the regions of each peer, and the slots for the signals between the rank and the peer.
+//! Routes: the parts of an [`Agreement`] that one rank needs. For a plan, these are the peer's ends of the rank's
+//! transfers. For regions, they are the regions of each peer, and the slots for the signals between the two ranks.
 
 use std::collections::HashMap;
 

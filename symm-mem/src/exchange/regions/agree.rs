@@ -42,7 +42,8 @@ impl Exchange {
     }
 
     /// Like [`share_regions`](Self::share_regions), but only `members` take part. `members` are ranks in the group, and
-    /// include this rank. The rule of [`exchange_among`](Self::exchange_among) on the order of calls applies.
+    /// include this rank. If two ranks both belong to several sets of members, they must make the calls for these sets
+    /// in the same order, as for [`exchange_among`](Self::exchange_among).
     ///
     /// # Errors
     /// As [`share_regions`](Self::share_regions). [`ErrorKind::NotAMember`](crate::ErrorKind::NotAMember) if `members`

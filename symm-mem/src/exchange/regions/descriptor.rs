@@ -49,9 +49,9 @@ struct Part {
     /// Index of the descriptor.
     at: usize,
     /// The piece of this rank, then the piece of the peer. Each pair contains the index of the region, and the index of
-    /// the piece in the region. A peer's region has one piece for each allocation that it lies in. Two pieces may be
-    /// mapped at adjacent addresses, but one copy must not span both. A region of this rank is always one piece,
-    /// because a copy may span several allocations of this rank.
+    /// the piece in the region. A copy must not span two allocations of a peer, even if they are mapped at adjacent
+    /// addresses. So a peer's region has a piece of its own in each allocation. But a copy may span several allocations
+    /// of this rank, so each of this rank's regions is one piece.
     pieces: [(usize, usize); 2],
 }
 

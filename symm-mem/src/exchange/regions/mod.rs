@@ -44,20 +44,21 @@ use crate::lock::lock;
 /// streams: a notification is sent only after the previous one to that peer. Copies do not wait for previous
 /// notifications.
 ///
-/// *Failures.* A [`Fault`] stops the transfers with one peer, for example because a deadline has passed or the peer has
-/// given up. Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the
-/// transfers with all peers fail. A fault also releases the streams that wait for a notification of the peer, although
-/// the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer
-/// has transferred. A fault is permanent in its set. To transfer with the peer again, the members must share the
-/// regions again under the same name, which makes a new set.
+/// *Failures.* The transfers with a peer fail with a [`Fault`], for example if a deadline passes or the peer gives up.
+/// Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the transfers
+/// with all peers fail. A fault also releases the streams that wait for a notification of the peer, although the
+/// notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer has
+/// transferred. A fault is permanent in its set. To transfer with the peer again, the members must share the regions
+/// again under the same name, which makes a new set.
 ///
-/// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
-/// transfers stay valid after this rank has dropped the set. If a peer still has the set at the end of the
-/// [lease](super::ExchangeOptions::lease), the regions are [quarantined](super::Exchange::quarantine) instead of freed.
-/// Once a rank has noticed that a peer has dropped the set, for example in [`check`](Self::check), further transfers
-/// with that peer return [`Fault::Abandoned`]. If a peer drops the set without sending a notification that this rank
-/// waits for, the wait ends with [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory
-/// allocated, because no peer can access it.
+/// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. If a peer still
+/// has the set at the end of the [lease](super::ExchangeOptions::lease), the regions are
+/// [quarantined](super::Exchange::quarantine) instead of freed. Exception: a set whose only member is this rank does
+/// not keep the memory allocated, because no peer can access it.
+///
+/// When a peer drops the set, transfers with it that are under way stay valid. Once this rank has noticed the drop, for
+/// example in [`check`](Self::check), further transfers with that peer return [`Fault::Abandoned`]. If the peer has not
+/// sent a notification that this rank waits for, the wait ends with [`Fault::Abandoned`].
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot: each notification has
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits

@@ -40,7 +40,7 @@ pub(super) struct Member<'a> {
     pub(super) windows: Vec<(Window, u64)>,
     /// The memory that this rank offers, if it offers any.
     pub(super) offered: Option<OfferedPeers>,
-    /// The memory of all members that this rank has opened. Set by a successful [`open`](Self::open).
+    /// The memory of all members, as opened by this rank. Set by a successful [`open`](Self::open).
     pub(super) opened: Option<OpenedPeers>,
 }
 
@@ -78,10 +78,12 @@ impl Member<'_> {
         }
     }
 
-    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline. `verdict_key` is
-    /// the store key of the members' verdict: the agreed judgement of all members' outcomes. Once this key has a
-    /// verdict that poisons the group, or a failure of the agreement, the registration can no longer succeed. The
-    /// function then gives up before the deadline.
+    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline, or earlier if the
+    /// store already shows that the registration can no longer succeed.
+    ///
+    /// `verdict_key` is the store key of the verdict, the members' agreed judgement of all outcomes. One failed outcome
+    /// decides the verdict, so it may exist before this rank has an outcome. The registration can no longer succeed if
+    /// the verdict poisons the group, or if the key holds a failure of the agreement.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();
@@ -109,9 +111,9 @@ impl Member<'_> {
         let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
         let memory: Arc<Memory> = self.memberships.memory().clone();
         communicator.keep(memory as Arc<dyn Any + Send + Sync>);
-        // SAFETY: each rank's communicator keeps that rank's memory allocated until the communicator has ended.
-        // Segments neither move nor shrink. A retired segment is freed only after all ranks have deregistered its
-        // window.
+        // SAFETY: each rank's communicator keeps that rank's segments allocated until the communicator has ended,
+        // except retired segments. A retired segment is freed earlier, but only after all ranks have deregistered its
+        // window. Segments neither move nor shrink.
         let outcomes = match unsafe { communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,

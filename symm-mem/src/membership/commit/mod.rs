@@ -59,8 +59,8 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Done {
     /// One entry for each registered segment, in the order of the segments: the serial number of its window, the
-    /// window, and the segment's offset in it in bytes. Segments that share a window have equal numbers. The
-    /// simulation has only the number: its second value is `None`.
+    /// window, and the segment's offset in it in bytes. Segments that share a window have equal serial numbers. In the
+    /// simulation, an entry has only the serial number, and its second value is `None`.
     pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
     /// The members' memory, if this rank has opened it.
     pub(crate) opened: Option<OpenedPeers>,
@@ -311,9 +311,9 @@ impl Memberships {
     }
 
     /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. Call this
-    /// only if all members have opened each other's memory. `opened` has one mapping for each segment that the group
-    /// commits. These are the first segments of `offered`, in the same order. Returns the owner of the mappings, and
-    /// the new entries for the group's list of mapped segments.
+    /// only if all members have opened each other's memory. The group commits the first segments of `offered`, and
+    /// `opened` has one mapping for each of these, in the same order. Returns the owner of the mappings, and the new
+    /// entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {

@@ -17,11 +17,13 @@ pub struct CommitOptions {
     /// between their allocation logs. After each of these actions, they wait for each other's outcomes. Each action and
     /// each wait has its own time limit, equal on all members. The limit is a share of `deadline` (of the longest one,
     /// if members pass different deadlines), and at most 10 min. The limit of an action (the whole search is one
-    /// action) is at least 10 s, and that of a wait is at least 5 s.
+    /// action) is at least 10 s, and that of a wait is at least 5 s. With a short `deadline`, these minimums can make
+    /// the commit take longer than `deadline`.
     ///
     /// Store requests that do not wait for a member have a limit of the store instead
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is
-    /// stopped, members may get the error up to the store's limit later than these time limits allow.
+    /// stopped, it is possible that members get the error later than the other limits allow, by up to the store's
+    /// limit.
     pub deadline: Duration,
     /// If true, adjacent new segments share a window if NCCL supports it (from 2.30.3 on), so that fewer windows have
     /// to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use those calls
@@ -35,9 +37,9 @@ pub struct CommitOptions {
     /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), and the [direct
     /// path](crate::direct) copies messages between blocks directly. If one member cannot map them, no member does, and
     /// [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. The mappings cost virtual address
-    /// space and time, but no device memory besides the signal pads (2 MiB), which the first commit of a pool for a
-    /// group allocates. On two H200, the mappings make that first commit 4 to 5 ms longer for one segment of 2 MiB, and
-    /// 0.3 ms longer for each further segment.
+    /// space and time, but no device memory besides a signal pad of 2 MiB on each rank. The first commit of a pool for
+    /// a group allocates this pad. On two H200, the mappings make that commit 4 to 5 ms longer for one 2-MiB segment,
+    /// and 0.3 ms longer for each further segment.
     pub map_peers: bool,
 }
 

@@ -37,7 +37,8 @@ pub(crate) struct OpenedPeers {
 
 impl OfferedPeers {
     /// Offers the new segments `segments` of `memory` to the members of `group`. Also offers this rank's pad if the
-    /// group has no pads yet. `next` becomes [`OfferedMemory::next`]. Returns the offered memory, and its description
+    /// group has no pads yet. `next` is the number that this rank proposes for the first of `segments` in the group's
+    /// list of [mapped segments](crate::membership::MappedSegments). Returns the offered memory, and its description
     /// for this rank's record. On failure, returns a description of the problem as the error.
     pub(super) fn make(
         group: Arc<PeerGroup>,

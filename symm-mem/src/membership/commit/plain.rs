@@ -67,8 +67,9 @@ impl Memberships {
     }
 
     /// Applies the result of the agreement on the plain registration of `segments`, and publishes the group's new state
-    /// in the pool's table. `registered` are the registrations of this rank, by ordinal. The other arguments and the
-    /// returned value are those of [`GroupState::conclude_plain`].
+    /// in the pool's table. `undone` is the result of this rank's attempt to undo its registrations, or `Ok` if no
+    /// attempt was necessary. `registered` are the registrations of this rank, by ordinal. `cause` is the store's
+    /// error, if the store failed. Returns the result of [`GroupState::conclude_plain`].
     pub(crate) fn end_plain(
         &self,
         group_state: &mut GroupState,
@@ -103,9 +104,9 @@ impl Memberships {
         for Segment { ordinal, bytes, .. } in segments {
             let address =
                 self.memory().arena().segments().get(*ordinal as usize).map_or(0, |it| it.memory.address);
-            // SAFETY: the communicator keeps the memory allocated until the communicator has ended. The memory of a
-            // retired segment is freed only after all ranks have deregistered the segment. No member enqueues
-            // collectives on the segment before the members have agreed on the registration.
+            // SAFETY: the communicator keeps the segments allocated until the communicator has ended, except retired
+            // segments. A retired segment is freed earlier, but only after all ranks have deregistered it. No member
+            // enqueues collectives on the segment before the members have agreed on the registration.
             let registration =
                 unsafe { communicator.register(DevicePtr(address), *bytes as usize, deadline) };
             let registration = registration.map_err(|error| error.to_string())?;

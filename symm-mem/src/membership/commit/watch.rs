@@ -39,11 +39,13 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches for a verdict under `verdict_key` until `deadline`.
     ///
-    /// If the verdict says that members are lost, or a failure other than [`Failure::Unreadable`] is stored in its
-    /// place, the thread waits before the abort until `health` has the reason for the end of the group: at most two
-    /// heartbeat intervals, and not past `deadline`. The health monitor keeps only the first reason. If the abort came
-    /// first, that reason would be the abort, and not the lost member. For other verdicts that poison the group, and
-    /// for [`Failure::Unreadable`], the thread aborts at once.
+    /// If members are lost, the thread delays the abort, so that the error that ends the group names them: the health
+    /// monitor keeps only the first reason for the end, which would otherwise be the abort. The thread waits until
+    /// `health` has a reason, for at most two heartbeat intervals and not past `deadline`.
+    ///
+    /// Members are lost if the verdict is [`Poison::MembersLost`], or if a failure of the agreement is stored in its
+    /// place. The exception is [`Failure::Unreadable`]: a member's outcome cannot be decoded, but that member is not
+    /// lost. After this failure, and after other verdicts that poison the group, the thread aborts at once.
     ///
     /// If the system cannot start a thread, nothing watches. A registration that cannot succeed then ends only at its
     /// deadline.

@@ -13,7 +13,8 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// 1. All records have the same `group`, `members`, `life`, `number` and `shared_devices`.
 /// 2. Every rank is ready.
 /// 3. The ranks' memory is on the same kind of device.
-/// 4. The ranks' memory has the same [`Subject`](super::Subject), the same sizes and the same offset.
+/// 4. The ranks' memory has the same [`Subject`](super::Subject). Their buffers have the same size, their allocations
+///    have the same size, and the offsets of the buffers in the allocations are equal.
 /// 5. The ranks have different devices, unless they may share a device.
 /// 6. Every rank can open the memory of all others: all ranks are in one process, or all are on one host and have file
 ///    descriptors, or all have handles that work on every host.

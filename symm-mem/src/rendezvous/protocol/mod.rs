@@ -2,8 +2,8 @@
 //!
 //! - [`Record`]: the message of a rank, which describes its buffer, its device, and the handles of its memory.
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
-//! - [`RendezvousRefusal`]: the reason for a failure. It is equal on every member, with one exception, which its
-//!   documentation gives.
+//! - [`RendezvousRefusal`]: the reason for a failure. All members get the same one, unless two processes run as one
+//!   rank, or members have different lists of members.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
 //! mapped the memory. That is the current rendezvous, or an earlier one if all members still have the mappings that it

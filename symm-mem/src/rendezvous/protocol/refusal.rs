@@ -8,16 +8,17 @@ use crate::{
     sharing::{Uuid, sharing_refusal},
 };
 
-/// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings that the failed
-/// rendezvous made are removed, and mappings of earlier ones stay. The members can call `rendezvous` again. Exception:
-/// if another process runs as this rank, or if this rank has another list of members than the others, this rank may be
-/// the only one that gets the refusal, and the others may have mapped their memory.
+/// The reason why a rendezvous failed. All members get the same value, except in the two cases below. Mappings that the
+/// failed rendezvous made are removed, and mappings of earlier ones stay. The members can call `rendezvous` again.
+///
+/// The two cases: another process runs as this rank, or this rank has another list of members than the others. In these
+/// cases, it is possible that only this rank gets the refusal, and that the others have mapped their memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or ranks wait
-    /// for each other in a circle: the missing ranks wait in other agreements, and those agreements need, directly or
-    /// through further agreements, ranks that wait in this rendezvous.
+    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). If `circle` is
+    /// not empty, the cause is a circular wait: the missing ranks wait in other agreements, directly or indirectly for
+    /// ranks that wait in this rendezvous.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
@@ -50,7 +51,7 @@ pub enum RendezvousRefusal {
         versions: ValuesByRank<u16>,
     },
     /// Ranks differ in the group's id or members, in the number of [`Rendezvous`](crate::rendezvous::Rendezvous)
-    /// objects that they have created for the group, in the number of earlier calls with this object, or in the option
+    /// objects that they have created for the group, in the number of earlier calls with that object, or in the option
     /// [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices).
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
