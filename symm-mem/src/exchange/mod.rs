@@ -298,8 +298,8 @@ impl Exchange {
     ///
     /// # Errors
     /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), within the limits of
-    /// [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, the refusal may reach one
-    /// of them alone. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A member gets
+    /// [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if a member's list of
+    /// members differs from the others', only that process or member may get the refusal. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A member gets
     /// another kind if its store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), if it
     /// cannot read the decision ([`ErrorKind::Unreadable`]), or if the agreement does not fit its own transfers, which
     /// is a bug ([`ErrorKind::OutOfStep`]).
