@@ -15,12 +15,15 @@ use crate::{
 /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory).
 ///
 /// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with
-/// three exceptions:
+/// these exceptions:
 /// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
+/// - A member that cannot learn the result gets [`Store`](ErrorKind::Store), [`Unreadable`](ErrorKind::Unreadable) or
+///   [`OutOfStep`](ErrorKind::OutOfStep) instead.
+/// - In an exchange, a member with too few free channels gets [`NoChannels`](ErrorKind::NoChannels) instead.
 /// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
 ///   that only this rank gets the error, and that the others have agreed without it.
-/// - A member that cannot undo a *plain registration* gets `Poisoned` alone. Segments without windows are registered by
-///   `ncclCommRegister` on all members or on none. So if one member's registration fails, all members undo theirs.
+/// - If one member cannot register segments without windows by `ncclCommRegister`, all members undo their
+///   registrations. A member that cannot undo its own gets `Poisoned` alone.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};

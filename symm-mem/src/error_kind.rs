@@ -170,10 +170,10 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// This rank cannot create an exchange yet, because another rank of this process is closing memory of its peers or
-    /// freeing its own, after it has dropped plans or regions. The driver call for this can block until the device of
-    /// that rank is idle. Meanwhile, it could also block the transfers of this rank in the driver. The call did not
-    /// return in time. The other members of the exchange get a refusal that names this rank.
+    /// This rank cannot create an exchange yet: another rank of this process has dropped plans or regions, and at the
+    /// deadline was still closing memory of its peers or freeing its own. The driver calls for this can block until the
+    /// device of that rank is idle. Meanwhile, they could block the transfers of this rank. The other members of the
+    /// exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"

@@ -1,5 +1,4 @@
-//! [`GroupObject`], through which an agreement learns that one of its groups has ended. The agreement then ends its
-//! waits for other ranks.
+//! [`GroupObject`]: ends the wait of an agreement for other ranks when one of its groups ends.
 
 use std::{any::Any, sync::Arc};
 

@@ -9,15 +9,15 @@
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
 //! | opening | only if every member can open the memory of the others: it does so and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
 //!
-//! The deadline of a rank limits only its wait for the records of the other members. So a deadline that is too short
-//! refuses the commit, and does not poison the group. After the decision on the records, all members have the same time
-//! limits, computed from the longest deadline among the members. The limits have lower bounds, because a registration
-//! that exceeds its limit poisons the group.
+//! Before the decision on the records, each member has its own deadline. If the records of the others do not arrive in
+//! time, the commit is refused, and the group is not poisoned. After the decision, all members have the same time
+//! limits, computed from the longest of their deadlines. The limits have lower bounds, because a registration that
+//! exceeds its limit poisons the group.
 //!
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
-//! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: if
-//! the members have already decided to refuse the commit, the search only adds details to the error. A member that
-//! loses the store in such a search keeps the group.
+//! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: after
+//! a decision to refuse the commit, the members only search for details of the error. A member that loses the store in
+//! this search keeps the group.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 
@@ -82,10 +82,11 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// Returns true for a step of a search and for the opening of memory. These actions use the time limits of the
-    /// action before them. If no action came before, they get limits of their own. So all steps of a search share the
-    /// limits of its first step: the steps are short, and there may be many. The opening shares the limits of the
-    /// registration. If no time is left for the opening, the segments are committed nevertheless.
+    /// Returns true for an action that uses the time limits of the action before it. The first action of an agreement
+    /// always has limits of its own.
+    /// - The steps of a search share the limits of its first step: the steps are short, and there may be many.
+    /// - The opening shares the limits of the registration. If no time is left for the opening, the segments are
+    ///   committed without it.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }
@@ -126,8 +127,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Some members may have registered or opened segments. After a step of the search, none has done so, because
-        // the members have agreed on the failure instead of a plan to register or open.
+        // In these actions, some members may have registered or opened segments. In a search, none has: the members
+        // agreed on the failure instead of the next action.
         Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

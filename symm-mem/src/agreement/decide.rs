@@ -32,19 +32,18 @@ fn poison(poison: Poison) -> Decision {
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
-/// The checks, in this order. If check 1 or 3 fails, the group is poisoned. If another check fails, the commit is
-/// refused, except for check 6 with [`Policy::Prefix`].
+/// Requires these conditions, checked in this order. If condition 1 or 3 is not met, the group is poisoned. If another
+/// one is not met, the commit is refused. [`Policy::Prefix`] makes an exception from conditions 4 and 6.
 /// 1. No rank reports an earlier poisoning of the group.
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
-/// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment counts only
-///    if the segment lies before the first difference between the ranks' new segments. The commit includes only such
-///    segments.
+/// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment after the
+///    first difference between the ranks' new segments is ignored, because the commit leaves out this segment.
 /// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
 ///    peer as the peer has enqueued receives from this rank.
-/// 6. All ranks have the same new segments and allocation logs. If they differ, [`Policy::Strict`] refuses the commit,
-///    and [`Policy::Prefix`] commits the segments before the first difference. If the logs differ, the members first
-///    search for the operation at which they diverge.
+/// 6. All ranks have the same new segments and allocation logs. Exception: with [`Policy::Prefix`], the segments before
+///    the first difference are committed. If the logs differ, the members first search for the operation at which they
+///    diverge.
 /// 7. If the segments become windows, they fit into the symmetric address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
     let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
@@ -129,8 +128,8 @@ fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
-        // With `Prefix`, the commit leaves out the segments after the first difference. So a failed check of such a
-        // segment does not prevent the commit.
+        // With `Prefix`, the failed check of a segment after the first difference is ignored, because the commit leaves
+        // out this segment.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
             record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
         }
@@ -232,9 +231,8 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let diverged = |ordinal, logs| Refusal::AllocationDiverged { ordinal, common, logs, divergence: None };
     let at = split(records, next);
     if at.is_unanimous() {
-        // No rank has a new segment at index `common`: if all ranks had the same one there, it would be counted in
-        // `common`. So all lists of new segments are equal. The logs may still differ in the operations after the last
-        // new segment.
+        // All lists of new segments are equal and end at index `common`: an equal segment there would be counted in
+        // `common`. The logs may still differ in the operations after the last new segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
@@ -272,9 +270,9 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // NCCL reserves as much address space on every member as the largest device has memory. Each rank knows only its
-    // own device, and computes `address_space_left` as if its device were the largest. So the greatest value is that of
-    // the rank with the largest device, and is correct for all members.
+    // On every member, NCCL reserves as much address space as the largest device of all members has memory. Each rank
+    // knows only its own device, and computes `address_space_left` as if no member had a larger one. So the greatest
+    // value, that of the rank with the largest device, is correct for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
@@ -283,13 +281,18 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// Computes the verdict on the registration of `agreed`. `outcomes` contains each member with its outcome, or `None` if
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
-/// A failure takes precedence over a missing outcome, because it names a cause. Both take precedence over
-/// [`Outcome::Blocked`], because the rank that failed or is missing can be the reason why the registration of another
-/// rank blocks. [`Outcome::Unsupported`] also takes precedence over [`Outcome::Blocked`]: on a member without windows,
-/// the library can return at once, and the registrations of the other members then wait for this member.
-///
-/// If a member posted [`Outcome::Ended`], the verdict blames only the rank that ended the group. The end of the group
-/// aborts the communicators of all members, so the registrations of blameless members fail too.
+/// The first rule that applies determines the verdict:
+/// 1. A member posted [`Outcome::Ended`]: the group is poisoned, and the verdict blames only the rank that ended the
+///    group. The end of the group aborts the communicators of all members, so the registrations of blameless members
+///    fail too.
+/// 2. A member posted [`Outcome::Failed`]: the group is poisoned. The failure names a cause, which a missing outcome
+///    does not.
+/// 3. An outcome is missing: the group is poisoned.
+/// 4. A member posted [`Outcome::Unsupported`]: if all did, the segments are committed without windows. Otherwise the
+///    group is poisoned.
+/// 5. A member posted [`Outcome::Blocked`]: the group is poisoned. This rule comes after rules 2 to 4, because a member
+///    that failed, is missing or lacks windows can be the reason why the registrations of others block.
+/// 6. All members registered the segments: they are committed with windows.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);

@@ -26,10 +26,11 @@ pub enum Ending<R = Refusal> {
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
     StoreFailed {
-        /// True if the others may have acted on a record of this rank. False if no record was posted, or if the members
-        /// had already decided to refuse the commit and only searched for the difference between their histories.
-        /// Always true for a plain registration: the member has registered its segments before the agreement, and
-        /// cannot find out whether the others keep their registrations.
+        /// - For a plain registration, always true: the member has registered its segments before the agreement, and
+        ///   cannot find out whether the others keep their registrations.
+        /// - Otherwise, true if the others may have acted on a record of this rank. False if no record was posted, or
+        ///   if the members had already decided to refuse the commit and only searched for the difference between their
+        ///   histories.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten

@@ -27,8 +27,8 @@ const TOMBSTONE: u64 = u64::MAX;
 /// group's poison.
 ///
 /// Each rank counts its commits for the group, including commits that fail and commits that the rank skips because it
-/// has nothing to commit. So all members run their k-th commit in the same agreement, and a late member finds the
-/// decision that the others made without it.
+/// has nothing to commit. So the k-th commits of all members are one agreement. A member that comes too late to take
+/// part finds the decision of the others.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -103,10 +103,12 @@ impl GroupLog {
         self.poison.get_or_insert(poison);
     }
 
-    /// Clears the committed log and the poison after the group's communicator has ended. The caller must then call
-    /// [`retire`](Self::retire) again for every segment that the pool has retired. The next commit compares the logs of
-    /// all members, and so detects a member whose pool has not retired the same segments. Keeps the number of the next
+    /// Clears the committed log and the poison, after the group's communicator has ended. Keeps the number of the next
     /// commit, so that no commit uses the store keys of an earlier one.
+    ///
+    /// The caller must afterwards call [`retire`](Self::retire) again for every segment that the pool has retired. The
+    /// next commit compares the logs of all members, and so detects a member whose pool has not retired the same
+    /// segments.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
@@ -144,11 +146,13 @@ impl GroupLog {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
 
-    /// Begins the next commit. `record` describes the state of the pool and of this rank, and has all segments of the
-    /// pool that are not retired, in ascending order of ordinals. This function sets the record's committed log. It
-    /// removes the segments that are not new to the group, and replaces the readiness if the group is poisoned.
-    /// `deadline` is the time limit of the commit. Returns the arguments with which this rank starts the agreement, and
-    /// the new segments in this rank's record.
+    /// Begins the next commit. Returns the arguments with which this rank starts the agreement, and the new segments in
+    /// this rank's record.
+    ///
+    /// - `record` describes the state of the pool and of this rank. It has all segments of the pool that are not
+    ///   retired, in ascending order of ordinals. This function sets its committed log, and removes the segments that
+    ///   are not new to the group. If the group is poisoned, its readiness becomes the poison.
+    /// - `deadline` is the time limit of the commit.
     pub fn begin(&mut self, mut record: Record, deadline: Duration) -> (Start<CommitProtocol>, Vec<Segment>) {
         if let Some(poison) = &self.poison {
             record.readiness = Readiness::Poisoned(poison.clone());

@@ -163,10 +163,10 @@ pub enum Divergence {
     /// that differs. Or allocations during the search have removed hashes from a log. Or the pools differ before their
     /// first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The number of the first operation that differs is less than this value. The value is 0 if even the hashes of
-        /// the empty logs differ, because the pools have different geometries. With different geometries, the value can
-        /// also be greater than 0: the search compares the hashes of the empty logs only if its range begins at length
-        /// 0.
+        /// Greater than the number of the first operation that differs. Or 0, if the search found that even the hashes
+        /// of the empty logs differ, because the pools have different geometries. A value greater than 0 does not
+        /// exclude different geometries: the search compares the hashes of the empty logs only if its range begins at
+        /// length 0.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

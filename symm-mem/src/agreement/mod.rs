@@ -13,8 +13,8 @@
 //! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
 //!   name in the store.
 //!
-//! Out of scope: stores, communicators, memory, threads. In production, [`bootstrap::agreement::run`] drives the state
-//! machine of each agreement over a store. In tests, the seeded simulation also drives these state machines.
+//! Out of scope: stores, communicators, memory, threads. [`bootstrap::agreement::run`] drives the state machine of each
+//! agreement over a store. In tests, the seeded simulation drives it.
 
 mod capabilities;
 mod commit;

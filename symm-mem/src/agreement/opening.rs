@@ -44,16 +44,16 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
         let cause = "only some members share a signal pad".to_owned();
         return Err(Unmapped::NotOffered { rank: other.rank, cause });
     }
-    let pairs = members.iter().flat_map(|from| members.iter().map(move |to| (from, to)));
-    for (from, to) in pairs.filter(|(from, to)| from.rank != to.rank) {
-        let (site, other) = (&from.memory.site, &to.memory.site);
+    let pairs = members.iter().flat_map(|owner| members.iter().map(move |opener| (owner, opener)));
+    for (owner, opener) in pairs.filter(|(owner, opener)| owner.rank != opener.rank) {
+        let (site, other) = (&owner.memory.site, &opener.memory.site);
         if !other.can_access(site) {
-            return Err(Unmapped::NoPeerAccess { rank: to.rank, peer: from.rank });
+            return Err(Unmapped::NoPeerAccess { rank: opener.rank, peer: owner.rank });
         }
-        let mut handles = from.memory.exports().into_iter().map(|export| &export.handle);
+        let mut handles = owner.memory.exports().into_iter().map(|export| &export.handle);
         if let Some(handle) = handles.find(|handle| !handle.can_be_opened(site, other)) {
             let handle = handle.name();
-            return Err(Unmapped::NoHandle { rank: from.rank, handle, peer: to.rank });
+            return Err(Unmapped::NoHandle { rank: owner.rank, handle, peer: opener.rank });
         }
     }
     Ok(members)

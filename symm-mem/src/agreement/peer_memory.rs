@@ -26,9 +26,9 @@ pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
     /// This rank's proposal for the number of the first segment of this commit. The members of a group number the
-    /// segments that they have mapped for each other, from 0, over all pools that are committed for the group. A
-    /// segment must have the same number on every member. So the first segment gets the highest proposal of the
-    /// members, and the following segments of the commit get the next numbers.
+    /// segments that they have mapped for each other, from 0, over all pools that are committed for the group. The
+    /// first segment gets the highest proposal of the members, and the following segments get the next numbers. So a
+    /// segment has the same number on every member.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.

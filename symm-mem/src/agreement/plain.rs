@@ -3,9 +3,9 @@
 //!
 //! Each rank chooses the transport of an NCCL call by itself. If a buffer is registered on only some ranks, the ranks
 //! choose different transports, and the call hangs. So every member registers, posts its outcome, and keeps the
-//! registration only if all members succeeded. [`SymmetricPool::commit`](crate::SymmetricPool::commit) requires that no
-//! thread enqueues collectives on the new segments meanwhile. So no collective uses a registration before all members
-//! have agreed on it.
+//! registration only if all members succeeded. No collective uses a registration before the members have agreed on it:
+//! [`SymmetricPool::commit`](crate::SymmetricPool::commit) requires that no thread enqueues collectives on the new
+//! segments during the commit.
 
 use std::convert::Infallible;
 
@@ -71,8 +71,8 @@ impl PlainProtocol for RegistrationProtocol {
 
 /// Converts the ending of the agreement from the form of [`bootstrap::agreement`] to an [`Ending`]. A failure of the
 /// agreement poisons the group, because some members are lost or the states of their registrations are unknown. A
-/// member that loses the store is always in doubt, even if it has posted no record: it has registered its segments
-/// before the agreement, and cannot find out whether the others keep their registrations.
+/// member that loses the store is always in doubt: it has registered its segments before the agreement, and cannot find
+/// out whether the others keep their registrations.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

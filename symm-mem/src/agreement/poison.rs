@@ -7,10 +7,12 @@ use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 /// The reason why a group is poisoned. The members of a poisoned group may have different windows. Its communicator
 /// must be aborted, and created anew in a new epoch of the group.
 ///
-/// All members get the same value, with two exceptions. If a member could not read the members' decision
-/// ([`StoreLost`](Self::StoreLost)), or could not undo a plain registration (`ncclCommRegister`), the group is poisoned
-/// on this member alone. In the next commit, the other members get the value from this member's record, unless the
-/// group has ended before.
+/// All members get the same value. In two cases, the group is first poisoned on one member alone:
+/// - The member could not read the members' decision ([`StoreLost`](Self::StoreLost)).
+/// - The member could not undo a plain registration (`ncclCommRegister`).
+///
+/// In the next commit, the other members get the value from the record of this member, unless the group has ended
+/// before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {

@@ -156,9 +156,8 @@ pub struct Record {
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
     /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
-    /// as much address space as the largest device among the members has memory. The rank knows only its own device,
-    /// and computes the value as if its device were the largest. So only the greatest value among the members is
-    /// correct.
+    /// as much address space as the largest device of the members has memory. Each rank knows only its own device, and
+    /// computes the value as if that device were the largest. So only the greatest value of all members is correct.
     pub address_space_left: Option<u64>,
     /// The state of the group's log of committed and retired segments.
     pub committed: LogPoint,

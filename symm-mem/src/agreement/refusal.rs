@@ -30,8 +30,8 @@ wire_struct!(Shape { bytes, flags });
 /// All members get the same value, with one exception: if this rank's list of members differs from the list of the
 /// others, it is possible that the others have agreed without this rank.
 ///
-/// In [`CommitReport::pending`](crate::CommitReport::pending), the value describes the first difference between the
-/// ranks. The commit has left the segments after this difference pending.
+/// In [`CommitReport::pending`](crate::CommitReport::pending), the value does not mean that the commit was refused. It
+/// describes the first difference between the ranks: the commit has added only the segments before it to the group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -233,9 +233,10 @@ pub enum Refusal {
         cause: String,
     },
     /// Ranks are in different generations of one domain. A rank's generation is the number of times that it has created
-    /// the domain. Either some ranks have created the domain more often than others. Or ranks wait for each other in
-    /// commits of pools of two generations, because they commit these pools in different orders.
-    /// [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
+    /// the domain. There are two possible causes:
+    /// - Some ranks have created the domain more often than others.
+    /// - Ranks commit pools of two generations in different orders, and so wait for each other.
+    ///   [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
         generations.describe(u64::to_string),

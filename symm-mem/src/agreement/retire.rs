@@ -10,11 +10,12 @@
 //! | quiet | every rank waits until its device is idle. Nothing has changed yet, so a failure refuses the retirement on all ranks |
 //! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
-//! In every release of NCCL, deregistration is a local operation that frees symmetric addresses. The free addresses
-//! determine the placement of later windows, which must be equal on all ranks. So all ranks deregister in one order:
-//! groups by ascending id, and within a group by ascending ordinal of the segments. They begin only after all devices
-//! are idle. Each rank frees its memory last, after all ranks have posted that their windows are gone. Exception: if a
-//! group of the pool is poisoned, some windows may remain, and the rank frees the memory only after its pool has
+//! All ranks deregister in one order: groups by ascending id, and within a group by ascending ordinal of the segments.
+//! The reason is that deregistration is a local operation in every release of NCCL, and frees symmetric addresses. The
+//! free addresses determine the placement of later windows, which must be equal on all ranks.
+//!
+//! Each rank frees its memory last, after all ranks have posted that their windows are gone. Exception: if a group of
+//! the pool is poisoned, some windows may remain, and the rank frees the memory only after its pool has
 //! [forgotten](crate::SymmetricPool::forget) that group.
 
 use std::{collections::BTreeSet, time::Duration};

@@ -18,10 +18,11 @@ const PARTS: u64 = 32;
 /// A range of lengths of the allocation log. The search looks for the first difference in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end. In the first round, the smaller one of two lengths: the greatest [`log_since`](Record::log_since)
-    /// of all ranks, and the length of the shortest log. If the shortest log is shorter than that `log_since`, the
-    /// range has only one length, and some ranks may have no hash there. Otherwise every rank has a hash at each length
-    /// in the range. In later rounds, a length at which all ranks have the same hash.
+    /// The lower end.
+    /// - In later rounds: a length at which all ranks have the same hash.
+    /// - In the first round: the greatest [`log_since`](Record::log_since) of all ranks, so that every rank has a hash
+    ///   at each length in the range. Exception: if a log is shorter than that, the length of the shortest log. The
+    ///   range then has only this length, and some ranks may have no hash there.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
     /// differ.
@@ -84,9 +85,10 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
         let first = hashes.next();
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
-    // Called only if the hashes at `high` differ, or a rank no longer has its hash at `high`. If the hashes differ, the
-    // first operation that differs has a number below `high`. If a rank's hash is unknown, the number can also be
-    // `high`.
+    // Called only if a rank has no hash at `high` any more, or if the hashes at `high` differ. The number of the first
+    // operation that differs is:
+    // - at most `high`, if a hash at `high` is unknown;
+    // - below `high`, if the hashes differ.
     let forgotten = || {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }
@@ -94,8 +96,9 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
     // If the hashes are equal at a point, the histories are equal up to it.
     match (0..points.len()).rfind(|index| equal(*index)) {
         Some(last) if last + 1 == points.len() => Finding::Operation { sequence: range.high },
-        // A hash can be unknown for two reasons. Either an allocation during the search has removed it. Or, in the
-        // first round, the shortest log ends at a length at which another rank no longer has the hash.
+        // Reasons for an unknown hash:
+        // - An allocation during the search has removed it.
+        // - In the first round: the shortest log ends at a length at which another rank no longer has the hash.
         None if is_unknown(0) => forgotten(),
         Some(last) if is_unknown(last + 1) => forgotten(),
         None => Finding::End { divergence: Divergence::Forgotten { before: range.low } },

@@ -42,10 +42,11 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// Returns a member's patience in a meeting with up to two actions: 3/8 of `deadline`. The patience limits the member's
-/// wait for the records of the others. Each action, together with the wait for its outcomes, takes up to 3/4 of the
-/// longest patience among the members. The meeting takes at most 15/16 of the deadline, if all members have the same
-/// deadline and no limit is at its lower bound: 3/8 for the records, and 9/32 for each of the two actions.
+/// Returns a member's patience, the limit of its wait for the records of the others: 3/8 of `deadline`. A meeting has
+/// up to two actions with time limits of their own. Each of them, with the wait for its outcomes, takes up to 3/4 of
+/// the longest patience among the members. So the meeting takes at most 15/16 of `deadline`: 3/8 for the records, and
+/// 9/32 for each of the two actions. Exception: it can take longer if another member has a longer deadline, or if a
+/// limit is at its lower bound.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }

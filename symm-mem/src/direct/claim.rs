@@ -56,14 +56,13 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // A later message may have overwritten the word, because messages n and n + 1024 of a direction share one. A launch
-    // claims all its messages before it takes the first offer. Meanwhile the other end may claim up to 512 messages
-    // beyond them. So if the launch has more than 512 messages, one end may have claimed message n + 1024 before the
-    // launch takes the offer of message n.
+    // Message n + 1024 of a direction shares this word with message n, and may have overwritten it. A launch claims all
+    // its messages before it takes the first offer. Meanwhile the other end may claim up to 512 messages beyond them.
+    // So only a launch of more than 512 messages can find an overwritten word.
     //
-    // Then this function returns true and `withdraw` returns false, so both ends treat the offer as taken. In one case
-    // the ends disagree: the receiver had withdrawn the offer before the word was overwritten. The sender then copies
-    // although the receiver may reuse the buffer. Nothing prevents this case, but it is rare. The receiver begins no
+    // If the word was overwritten, this function returns true and `withdraw` returns false, so both ends treat the
+    // offer as taken. Exception: if the receiver had withdrawn the offer before the word was overwritten, the sender
+    // copies although the receiver may reuse the buffer. Nothing prevents this, but it is rare: the receiver begins no
     // new claims after it has withdrawn an offer. So only a claim that it had already begun, or a claim of the sender,
     // can overwrite `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)

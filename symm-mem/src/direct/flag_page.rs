@@ -1,8 +1,8 @@
 //! Flag pages. A rank's flag page is shared host memory. It holds the words that the rank's streams wait for, and logs
 //! of the rank's messages.
 //!
-//! The page is host memory so that a host thread can end a stream's wait with a plain store. If a stream wrote the word
-//! instead, its write could be behind the wait in the same hardware queue, and would then never run.
+//! The page is host memory so that a host thread can end a stream's wait with a plain store. A write by a stream could
+//! be behind the wait in the same hardware queue, and would never run.
 //!
 //! The page has a section for every peer. For every slot number of a [ring](super#the-ring), the section has two words:
 //! *full* (the peer has put a chunk into that slot of this rank's ring) and *empty* (the peer has taken the chunk out
@@ -172,10 +172,9 @@ impl FlagPage {
         self.memory.ptr() + self.layout.word(peer, word)
     }
 
-    /// Returns how far this rank's streams are in the messages with `peer` in direction `way`. Considers only eager
-    /// messages that the sender copies into the receiver's buffer. A stream has *passed* such a message once it has
-    /// executed the message's operations on this rank. If message `n` is the last passed one, returns the lower 32 bits
-    /// of `n + 1`. Returns 0 if no message has been passed.
+    /// Returns the lower 32 bits of `n + 1`, where `n` is the number of the last message with `peer` in direction `way`
+    /// that this rank's streams have *passed* (have executed its operations). Returns 0 if there is none. Considers
+    /// only eager messages that the sender copies into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word(peer, Word::Passed(way)).load(Ordering::Acquire)
     }
@@ -210,10 +209,10 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the current waits of streams for this rank's words by setting the words. Leaves out words of zero-copy
-    /// messages for which `held` returns true. Returns true if this call has set a word that was not set. Only a stream
-    /// resets a word, after its wait for the word. So if two calls have set the same word, a stream has completed a
-    /// wait for the word between them.
+    /// Ends the current waits of streams for this rank's words by setting the words, except the [`Signal`] words for
+    /// which `held` returns true. Returns true if this call has set a word that was not set. Only a stream resets a
+    /// word, after its wait for the word. So if two calls have set the same word, a stream has completed a wait for the
+    /// word between them.
     pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut moved = false;
         let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;

@@ -17,11 +17,12 @@ use crate::lock::lock;
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// The lane's own streams, created on first use. In each call, the lane has a *first stream*. The first lane of the
-    /// call uses the caller's stream. Any other lane uses its own stream 0, or the caller's stream if another capture
-    /// uses stream 0. If the lane has [enough chunks](super::rounds::takes_turns) in the call, its chunks alternate
-    /// between the first stream and a *second stream*: the lane's own stream 1. If another capture uses stream 1, the
-    /// lane has no second stream.
+    /// The lane's own streams 0 and 1, created on first use. In each call, the lane has a *first stream*:
+    /// - the caller's stream, if this lane is the first one of the call, or if another capture uses stream 0
+    /// - otherwise stream 0
+    ///
+    /// If the lane has [enough chunks](super::rounds::takes_turns) in the call, and no other capture uses stream 1,
+    /// stream 1 is the *second stream*, and the chunks alternate between the first and the second stream.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,

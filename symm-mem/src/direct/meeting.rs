@@ -50,9 +50,13 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// A member has no flag page, or the members did not open all flag pages. In the first case, `rank` is the first
-    /// member without a flag page. In the second case, it is the first member that reported a failure. If none did, it
-    /// is a member that did not answer, or that got no answer. `problem` describes the failure of `rank`.
+    /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of `rank`,
+    /// which is the first member of the first of these kinds that exists:
+    /// - a member without a flag page
+    /// - a member that reported a failure
+    /// - a member that posted no outcome
+    /// - a member for which another member waited in vain while it opened the flag pages
+    /// - a member that waited in vain
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });

@@ -74,12 +74,15 @@
 //! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
 //! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies.
 //!
-//! To avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
-//! the receive of this message, or has called more sends to the sender than the sender has called receives from it. If
-//! both ranks call at about the same time, each of them is then the second end of one of the two messages. The wait
-//! takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the end of the
-//! other rank's wait makes both copies. The sender does not wait if the receiver has never called a receive from it
-//! before, or if the buffer of the last such receive lies in no mapped segment.
+//! To avoid this, a sender waits on the host before it claims its message, until the receiver has called one of these:
+//!
+//! - the receive of this message
+//! - a send to the sender for which the sender has not called the receive yet
+//!
+//! If both ranks call at about the same time, this wait makes each of them the second end of one of the two messages.
+//! The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the
+//! end of the other rank's wait makes both copies. The sender does not wait if the receiver has never called a receive
+//! from it before, or if the buffer of the last such receive lies in no mapped segment.
 //!
 //! The ends claim a captured message during the capture, so its first end is the same in all runs of the graph. So let
 //! the ranks capture at about the same time, for example after a barrier.
@@ -112,8 +115,10 @@
 //! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. Only one stream
 //! at a time waits for a word, and resets the word after its wait. So after a message all words have their initial
 //! values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
-//! If a call has more than two chunks for one peer and direction, they alternate between two streams, unless the ring
-//! has only one slot. One stream then copies while the other one signals and waits.
+//!
+//! If a call has more than two chunks for one peer and direction, they alternate between two streams: one stream copies
+//! while the other one signals and waits. One stream carries them all if the ring has only one slot, or if another
+//! capture uses the second stream.
 //!
 //! | | |
 //! |---|---|
@@ -203,18 +208,22 @@
 //!
 //! If the peer has died, a stream may wait for all of the extra time.
 //!
-//! The extra time is limited, so a sender may still write at the wrong time in two cases. If the sender's earlier work
-//! and its copy take longer than the receiver's 2 s, the sender may write after the receiver's abort has returned. If
-//! the receiver's stream has not reached the message when the sender's 4 s are over, the sender writes while the
-//! receiver's earlier work may still use the buffer.
+//! The extra time is limited, so a sender may still write at the wrong time:
+//!
+//! - after the receiver's abort has returned, if the sender's earlier work and its copy take longer than the receiver's
+//!   2 s
+//! - while the receiver's earlier work uses the buffer, if the receiver's stream has not reached the message when the
+//!   sender's 4 s are over
 //!
 //! A call may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the sender
 //! still copies into the buffer. So the stream of the failed call still waits for this message. The caller must enqueue
 //! later work on the buffer on the same stream, after the failed call.
 //!
 //! The path cannot query whether a captured message runs, or whether its graph still exists. So when an aborted group
-//! ends, the path waits until all of the extra time is over: 2 s on a rank that has captured the receive of a zero-copy
-//! message as the first end, and 4 s on a rank that has captured the send of one as the second end.
+//! ends, a rank that has captured such messages waits until all of their extra time is over:
+//!
+//! - 2 s if it has captured the receive of a zero-copy message as the first end
+//! - 4 s if it has captured the send of a zero-copy message as the second end
 //!
 //! | file | subject |
 //! |---|---|
@@ -287,10 +296,13 @@ pub struct DirectOptions {
     /// messages are refused.
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member waits for half of this time for the other members to call
-    /// `install`. Two later steps have lower bounds, whatever this limit is: a member has at least 10 s to map memory,
-    /// and then waits for the outcomes of the other members with a limit of at least 5 s. Both steps occur in the
-    /// [rendezvous](RendezvousOptions::deadline) of the rings, and again in the agreement that follows it. So if a
-    /// member dies during the call, the others may get their error after the time limit.
+    /// `install`. If a member dies during the call, the others may get their error after the time limit, because the
+    /// limits of two later steps are never shorter than this:
+    /// - to map memory: 10 s
+    /// - to wait for the outcomes of the other members: 5 s
+    ///
+    /// Both steps occur in the [rendezvous](RendezvousOptions::deadline) of the rings, and again in the agreement that
+    /// follows it.
     pub deadline: Duration,
 }
 
@@ -391,8 +403,8 @@ impl fmt::Display for DirectOptions {
 /// - [`ErrorKind::NotAgreed`] if the agreement after the rendezvous failed, for example because a member did not
 ///   arrive.
 ///
-/// This rank also gets an error if it loses the store before it has read the result, or if the group ends on this rank.
-/// It is possible that the other members then have a path.
+/// In two more cases, this rank gets an error although the other members may have a path: it loses the store before it
+/// has read the result, or the group ends on this rank.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());

@@ -13,9 +13,8 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// The message number that separates enqueued messages from the others, among those of the lane's messages that the
-    /// sender copies into the receiver's buffer. Messages with lower numbers are enqueued. The others are not enqueued
-    /// yet. If the launch fails, [`Pushes::fail`] cleans up the others.
+    /// Of the messages that the sender copies into the receiver's buffer, those with lower numbers than this are
+    /// enqueued. The others are not enqueued yet. If the launch fails, [`Pushes::fail`] cleans up the others.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,

@@ -41,14 +41,14 @@ impl Pushes {
         }
     }
 
-    /// Returns whether the sender may still copy an eager message (or, if `captured` is true, a captured message) into
-    /// the receiver's buffer. `is_taken` returns false for the eager messages that the sender will not copy.
+    /// Returns whether the sender may still copy a message into the receiver's buffer: a captured message if `captured`
+    /// is true, and an eager one if it is false. `is_taken` returns false for an eager message that the sender will not
+    /// copy.
     ///
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
-    /// last one first. On the receiver, `is_taken` also withdraws the message's offer if the peer has not taken the
-    /// offer. Offers are withdrawn in descending order, and the peer takes offers in ascending order. So the peer takes
-    /// no offer after a withdrawn one. If it did, its copy could begin at the *ready* signal of the withdrawn message,
-    /// because the eager messages of a lane share the word of this signal.
+    /// last one first. On the receiver, each call withdraws the message's offer, unless the peer has taken it. The peer
+    /// takes offers in ascending order, so it takes none after a withdrawn one. If it did, its copy could begin at the
+    /// *ready* signal of the withdrawn message, because the eager messages of a lane share the word of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

@@ -38,8 +38,14 @@
 //! for a signal of an earlier phase of the same round. The argument does not depend on the stream of a chunk.
 //!
 //! In a call of one lane, the signal of a chunk is delayed: it is enqueued together with the next wait of the same
-//! stream. This saves a driver call, and an operation of the stream. The end of this section names the exceptions. With
-//! one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
+//! stream, or at the end of the call. This saves a driver call, and an operation of the stream. There are two
+//! exceptions:
+//!
+//! - With two streams and fewer than four slots, each chunk is signalled at once, as in a call of several lanes.
+//! - Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
+//!   reaches the message.
+//!
+//! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let s be the number of
 //! [slots](Load::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last slot and
@@ -55,10 +61,7 @@
 //! 3. The sender enqueues this signal after at most d further chunks. So it may first have to send chunk c − s + 2d.
 //! 4. Chunk c − s + 2d is earlier than chunk c, because s is more than 2d.
 //!
-//! Four or more slots are enough: with four slots d is 1, and with five or more slots 2d is at most 4. With two streams
-//! and fewer than four slots, a call of one lane signals each chunk at once, as a call of several lanes always does.
-//! Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
-//! reaches the message.
+//! So four or more slots are enough: with four slots d is 1, and with five or more slots 2d is at most 4.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;

@@ -77,15 +77,15 @@ impl ZeroCopy<'_> {
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Makes the stream wait until the peer has copied the message. If the message is not captured, and the peer copies
-    /// it into this rank's buffer, the stream then also [reports](Self::pass) to the host that it has passed the
-    /// message.
+    /// Makes the stream wait until the peer has copied the message. After the wait, the stream [reports](Self::pass) to
+    /// the host that it has passed the message, if the peer copies into this rank's buffer and the message is not
+    /// captured.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
     pub(super) unsafe fn done(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
         let ops: Vec<_> = self.wait(Phase::Done).into_iter().chain(self.pass(offer.pushed)).collect();
-        // SAFETY: the caller's contract. No other stream waits for the word, so this stream may reset it.
+        // SAFETY: the caller's contract. No other stream waits for the word of *done*, so this stream may reset it.
         unsafe { stream.batch(&ops) }
     }
 

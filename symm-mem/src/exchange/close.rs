@@ -142,8 +142,8 @@ pub(super) fn run(shared: &Shared) {
         state.busy = true;
         drop(state);
         if hurry {
-            // Abort all transfers before any plan is closed, because the driver call that closes one plan's memory may
-            // wait for the transfers of another.
+            // Abort all transfers before any plan is closed: to close one plan's memory, the driver may wait for the
+            // transfers of another plan.
             let running = dropped.iter().filter(|(core, _)| !core.is_idle() && core.fault().is_ok());
             running.for_each(|(core, _)| shared.fail(core, Fault::Aborted));
         }

@@ -1,7 +1,7 @@
-//! The state of a plan, or of the transfers between the [regions](super::Regions) of this rank and one peer. The
-//! callers that enqueue transfers and the exchange's threads share this state.
+//! The state of a [`Plan`](super::Plan), or of the transfers between the [regions](super::Regions) of this rank and one
+//! peer. The callers that enqueue transfers and the exchange's threads share this state.
 //!
-//! In this file, "plan" also stands for the transfers between regions, except in comments that mention regions too.
+//! In this file, "plan" stands for either of the two, and `Plan` for the first only.
 
 use std::{
     ops::{Deref, Range},
@@ -20,8 +20,8 @@ use crate::{lock::lock, sharing::Imported};
 /// that wait for a notification of this rank are released only at the deadlines of these waits.
 const LEFT_ATTEMPTS: u32 = 4;
 
-/// The state of a plan, or of the transfers between the regions of this rank and one peer: the signals, and the memory
-/// that the transfers use.
+/// The state of a `Plan`, or of the transfers between the regions of this rank and one peer: the signals, and the
+/// memory that the transfers use.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) parts: CoreParts,
@@ -35,7 +35,8 @@ pub(super) struct Core {
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
     pub(super) captured: AtomicBool,
     /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
-    /// attempt, and always 0 for a plan, because only regions are reported as dropped (see [`CoreParts::is_regions`]).
+    /// attempt, and always 0 for a `Plan`, because only regions are reported as dropped (see
+    /// [`CoreParts::is_regions`]).
     pub(super) left_attempts: AtomicU32,
     /// True once this rank has noticed that the peer has dropped its regions.
     pub(super) peer_left: AtomicBool,
@@ -54,13 +55,13 @@ pub(super) struct CoreParts {
     pub(super) current: Generations,
     /// Prefix of the store keys of the agreement that made the plan.
     pub(super) key: String,
-    /// This rank's [signal slots](super::slots): one for each transfer of the plan, or one for the regions.
+    /// This rank's [signal slots](super::slots): one for each transfer of a `Plan`, or one for the regions.
     pub(super) slots: Range<usize>,
     /// One element for each slot, in the order of `slots`.
     pub(super) wires: Vec<Wire>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
-    /// True for regions, false for a plan. If true, the closing thread tells the peer when this rank has dropped its
+    /// True for regions, false for a `Plan`. If true, the closing thread tells the peer when this rank has dropped its
     /// regions.
     pub(super) is_regions: bool,
 }
@@ -73,7 +74,8 @@ impl Deref for Core {
     }
 }
 
-/// The signals between this rank and a peer: those of one transfer of a plan, or those of the regions of the two ranks.
+/// The signals between this rank and a peer: those of one transfer of a `Plan`, or those of the regions of the two
+/// ranks.
 #[derive(Debug)]
 pub(super) struct Wire {
     /// The peer, as a rank of the job.
@@ -101,7 +103,7 @@ impl Wire {
 /// Progress of a transfer, or of this rank's notifications to a peer. Captured calls do not change it.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// For a transfer of a plan, the number of rounds that this rank has begun. In a round, one end calls `put` or
+    /// For a transfer of a `Plan`, the number of rounds that this rank has begun. In a round, one end calls `put` or
     /// `get`. The other end calls `ready` and then `wait`. A rank begins its next round by `put`, `get` or `ready`. For
     /// regions, the number of notifications that this rank has sent. The counter wraps around.
     pub(super) round: u32,
@@ -172,15 +174,16 @@ impl Core {
     }
 
     /// Closes the plan: drops the plan's references to the peers' allocations. `plans` are all plans of the exchange.
-    /// For each allocation:
-    /// - If another plan uses the allocation too, drops the reference, and the allocation stays open. Its owner frees
-    ///   it only after this rank has reported that the other plan is closed too.
-    /// - Otherwise closes the allocation, except in two cases, in which it keeps the reference. First, this rank has
-    ///   reported in an agreement under way that the allocation is open. Second, the driver call may wait for the
-    ///   device, and there is no [quiet moment](quiet::moment) now.
+    /// For each allocation, the first of these cases applies:
+    /// - Another plan uses the allocation: drops the reference. The allocation stays open until the other plan is
+    ///   closed.
+    /// - Closing the allocation may wait for the device, and there is no [quiet moment](quiet::moment) now: keeps the
+    ///   reference.
+    /// - This rank has reported in an agreement under way that the allocation is open: keeps the reference.
+    /// - None of the above: closes the allocation.
     ///
-    /// Returns true if the plan has no references left. The closing thread then reports to the peers that this rank has
-    /// closed the plan. If the result is false, the closing thread calls this function again later.
+    /// Returns true if it has kept no reference: the plan is closed, and the closing thread reports this to the peers.
+    /// If the result is false, the closing thread calls this function again later.
     pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
         let is_shared = |memory: &Arc<Imported>| {
             let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));
@@ -194,7 +197,8 @@ impl Core {
             if matches!(moment, Some(None)) {
                 return Some(memory);
             }
-            // Closes the memory if this is the last reference. No agreement can get another reference then.
+            // Closes the memory if this is the last reference. An agreement under way may have another one, and a new
+            // agreement can get one at any time. So the check and the removal are one step.
             Arc::try_unwrap(memory).err()
         };
         let open = std::mem::take(&mut *self.imports());

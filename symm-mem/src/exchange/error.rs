@@ -179,10 +179,10 @@ pub enum TransferError {
         /// The members, as ranks within the group.
         members: Vec<usize>,
     },
-    /// A call that sends a notification or waits for one was made on a stream that captures. Such a call cannot be
-    /// captured: each notification has its own number, but every launch of the graph would use the captured number
-    /// again. Or `is_done` was called for a captured transfer. Each launch of the graph repeats the transfer, so it has
-    /// no single end.
+    /// One of these calls was made:
+    /// - On a stream that captures, a call that sends a notification or waits for one. Each notification has its own
+    ///   number, but every launch of the graph would use the captured number again.
+    /// - `is_done` for a captured transfer. Each launch of the graph repeats the transfer, so it has no single end.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]

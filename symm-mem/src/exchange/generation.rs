@@ -1,4 +1,4 @@
-//! Generations: numbers that distinguish the current plan of a name from earlier plans of the same name.
+//! Generations: numbers that distinguish the current plan or regions of a name from earlier ones of the same name.
 
 use std::sync::{
     Arc,

@@ -5,10 +5,13 @@
 //! The peers of a plan access this rank's buffers and signal slots. A rank *closes* a plan after its program has
 //! dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it must keep
 //! its own buffers and slots until all peers have closed the plan too. This time is the lease. It begins when this rank
-//! has closed the plan, and ends when every peer has reported that it has closed the plan. It also ends after the time
-//! [`ExchangeOptions::lease`](super::ExchangeOptions::lease), or at the deadline of
-//! [`Exchange::close`](super::Exchange::close) if that is earlier. If some peers have not closed the plan by then, the
-//! memory is [quarantined](Quarantined).
+//! has closed the plan, and ends at the first of these:
+//!
+//! - Every peer has reported that it has closed the plan.
+//! - The time [`ExchangeOptions::lease`](super::ExchangeOptions::lease) is over.
+//! - The deadline of [`Exchange::close`](super::Exchange::close) is reached.
+//!
+//! If some peers have not reported by the end, the memory is [quarantined](Quarantined).
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 

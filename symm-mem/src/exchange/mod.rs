@@ -210,11 +210,12 @@ impl Exchange {
     /// The members map each other's slots in this call.
     ///
     /// # Errors
-    /// If the members refuse to share their slots, all of them get the same [`ErrorKind::RendezvousRefused`]. A rank
-    /// that cannot create its slots gets the cause instead: [`ErrorKind::Closing`],
-    /// [`Allocation`](ErrorKind::Allocation) or [`Driver`](ErrorKind::Driver). If a thread of the exchange cannot be
-    /// started, the call fails with [`Thread`](ErrorKind::Thread), on this rank alone. The other errors of
-    /// [`Rendezvous::rendezvous`] are possible too.
+    /// - [`ErrorKind::Closing`], [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver): this rank cannot
+    ///   create its slots. The other members get [`RendezvousRefused`](ErrorKind::RendezvousRefused).
+    /// - [`ErrorKind::RendezvousRefused`]: the members do not share their slots. All members that have created their
+    ///   slots get the same refusal.
+    /// - [`ErrorKind::Thread`]: a thread of the exchange cannot be started. The call may succeed on the other members.
+    /// - The other errors of [`Rendezvous::rendezvous`].
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.group().clone(), &rendezvous.inner.group.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -297,12 +298,15 @@ impl Exchange {
     /// applies to a previous set of regions of that name and its transfers.
     ///
     /// # Errors
-    /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), within the limits of
-    /// [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if a member's list of
-    /// members differs from the others', only that process or member may get the refusal. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A member gets
-    /// another kind if its store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), if it
-    /// cannot read the decision ([`ErrorKind::Unreadable`]), or if the agreement does not fit its own transfers, which
-    /// is a bug ([`ErrorKind::OutOfStep`]).
+    /// - [`ErrorKind::NoChannels`]: this rank lacks channels. The other members get
+    ///   [`ExchangeRefused`](ErrorKind::ExchangeRefused).
+    /// - [`ErrorKind::Store`]: the store fails for this rank.
+    /// - [`ErrorKind::GroupOver`]: the group has ended.
+    /// - [`ErrorKind::Unreadable`]: this rank cannot read the decision.
+    /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug.
+    /// - [`ErrorKind::ExchangeRefused`]: the members refuse the plan. All get the same refusal, within the limits of
+    ///   [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if a member's list
+    ///   of members differs from the others', it is possible that only that process or member gets the refusal.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
@@ -337,10 +341,11 @@ impl Exchange {
     /// If this is the last clone of the exchange, and all plans and regions are dropped, the call also ends the
     /// exchange's threads.
     ///
-    /// Returns at most 5 s after the deadline. Some plans may still be open then, if the device does not answer. The
-    /// same is possible if this process has several ranks: it frees memory of `cuMemAlloc`, and closes memory that was
-    /// opened by legacy IPC handle, only while none of its ranks has a transfer under way. The exchange's threads close
-    /// these plans when they can, report that to the peers, and end.
+    /// Returns at most 5 s after the deadline. Some plans may still be open then. The exchange's threads close them
+    /// when they can, report that to the peers, and end. Reasons for open plans:
+    /// - The device does not answer.
+    /// - A rank of this process has a transfer under way. During transfers, a process of several ranks neither frees
+    ///   memory of `cuMemAlloc` nor closes memory that was opened by legacy IPC handle.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));

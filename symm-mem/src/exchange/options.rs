@@ -14,7 +14,7 @@ pub struct ExchangeOptions {
     /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
     /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.
     ///
-    /// With a short deadline, the call may therefore take longer than the deadline.
+    /// Because of the minimum times, an agreement may take longer than a short deadline.
     pub deadline: Duration,
     /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory into which
     /// one peer writes its signals. A plan uses one channel for each of its transfers, and a set of regions one for

@@ -39,17 +39,17 @@ use super::{
 /// H200 with driver 580:
 ///
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
-///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
-///   every later `get`. Call `get` in the order in which the peers become ready. If that order is unknown, use puts.
+///   their calls. So a `get` whose peer is not ready blocks every later `get`. Call `get` in the order in which the
+///   peers become ready. If that order is unknown, use puts, which do not use this queue.
 /// - A signal that is enqueued while the same device copies can be delayed until the copy has ended. So call
 ///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round can
 ///   be enqueued before the copy of the current round begins.
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
-/// transfer that such a thread must enqueue, the process deadlocks. So a process of several ranks makes such a driver
-/// call only while none of its ranks has a transfer under way. Until the call has returned, `ready`, `put`, `get`,
-/// `wait`, `launch` and `watch` of all plans of the process may block the host.
+/// transfer that such a thread must enqueue, the process deadlocks. So in a process of several ranks, exchanges free
+/// and close such memory only while no rank of the process has a transfer under way. While they do so, `ready`, `put`,
+/// `get`, `wait`, `launch` and `watch` of all plans of the process may block the host.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -60,13 +60,13 @@ use super::{
 /// set a deadline for a graph, launch it with [`launch`](Self::launch), or call [`watch`](Self::watch) after each
 /// launch.
 ///
-/// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer is
-/// late, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so that streams
-/// and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the peer has not
-/// called `ready`. [`check`](Self::check) then returns the [`Fault`]. On the rank that noticed the delay, the fault
-/// names the late peer. On the other ranks, it names a peer that has given up the plan. Call `check` before you use
-/// transferred data. After the failure, all calls that enqueue work return the fault. To continue, exchange a plan of
-/// the same name again.
+/// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer
+/// misses a deadline, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so
+/// that streams and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the
+/// peer has not called `ready`. So call [`check`](Self::check) before you use transferred data. After the failure,
+/// `check` and all calls that enqueue work return the [`Fault`]. On the rank that noticed the delay, the fault names
+/// the peer that missed the deadline. On the other ranks, it names a peer that has given up the plan. To continue,
+/// exchange a plan of the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -202,7 +202,7 @@ impl Plan {
     /// of the work, the plan fails too ([`Fault::Broken`]).
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
-        // A launched graph is watched until it ends, even if the plan has already failed.
+        // Before the check for a fault: a launched graph must be watched even if the plan has failed.
         self.bound(stream, deadline)?;
         Ok(self.inner.core.fault()?)
     }

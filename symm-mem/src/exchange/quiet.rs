@@ -1,24 +1,26 @@
 //! Permission to make those driver calls of an exchange that may wait for the device.
 //!
 //! Two calls of the driver may block until all work of the device has ended: `cuIpcCloseMemHandle`, which closes memory
-//! opened by legacy IPC handle, and `cuMemFree`. Until such a call returns, other threads of the process block inside
-//! the driver, including threads of other ranks. But the work of the device may wait for work that one of these threads
-//! was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one thread per
-//! rank). So an exchange makes these calls only in a *quiet moment*: while no rank of the process has a transfer under
-//! way. No transfer begins before the call has returned. Virtual memory needs no quiet moment: on H200 with driver 580,
-//! `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run. In this file, to
-//! *close memory* means to make one of the two calls.
+//! opened by legacy IPC handle, and `cuMemFree`. In this file, to *close memory* means to make one of these calls.
+//! Until the call returns, other threads of the process block inside the driver, including threads of other ranks. If
+//! the work of the device waits for work that one of these threads was about to enqueue, the process deadlocks (seen in
+//! three of four runs, with four H200 and one thread per rank).
 //!
-//! Every transfer ends by its deadline, but if new transfers always begin before the earlier ones have ended, there is
-//! no quiet moment. So code that waits until memory is closed must use a deadline of its own.
+//! So in a process of several ranks, an exchange closes memory only in a *quiet moment*: while no rank of the process
+//! has a transfer under way. No transfer begins before the call has returned. Every transfer ends by its deadline, but
+//! if new transfers always begin before the earlier ones have ended, there is no quiet moment. So code that waits until
+//! memory is closed must use a deadline of its own.
 //!
-//! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
-//! kernels, or kernels that wait for signals. When a program drops a plan or regions in a process of several ranks,
-//! this other work must have ended, or must depend only on work that is already enqueued.
+//! A process of one rank needs no quiet moment. Its device may wait for ranks of other processes, but those ranks do
+//! not block in this process's driver. While such a process closes memory, a second rank cannot create an exchange in
+//! it, because that rank might enqueue transfers at once.
 //!
-//! A process of one rank does not wait for a quiet moment. Its device may wait for ranks of other processes, but those
-//! ranks do not block in this process's driver. While such a process closes memory, a second rank cannot create an
-//! exchange in it, because that rank might enqueue transfers at once.
+//! Virtual memory needs no quiet moment either: on H200 with driver 580, `cuMemUnmap`, `cuMemRelease` and
+//! `cuMemAddressFree` return while streams wait and kernels run.
+//!
+//! This module considers only transfers. But other work of a device, such as NCCL kernels or kernels that wait for
+//! signals, can wait for another rank of the process. When a program drops a plan or regions in a process of several
+//! ranks, this other work must have ended, or must depend only on work that is already enqueued.
 
 use std::{
     sync::{
@@ -39,9 +41,13 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Number of operations of transfers that are under way in this process (signals, waits, copies and graph launches),
 /// plus the number of failed plans and regions that watch threads have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-/// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. A thread that
-/// enqueues a transfer locks it shared. A thread that closes memory locks it exclusively, or shared if the process has
-/// only one rank. [`Present::new`] locks it exclusively, so that a second rank cannot appear during a shared close.
+/// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. It is locked
+///
+/// - shared, to enqueue a transfer;
+/// - exclusively, to close memory in a process of several ranks;
+/// - shared, to close memory in a process of one rank;
+/// - exclusively, by [`Present::new`], so that no second rank appears while the only rank closes memory.
+///
 /// Exclusive locks are taken only with `try_write`, because a thread that waits for one would block later shared locks.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
@@ -62,9 +68,9 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the permission to close memory. A process of one rank gets it without a quiet moment. In a process of
-/// several ranks, returns `None` if there is no quiet moment now. Otherwise, no thread of that process can enqueue a
-/// transfer until the permission is dropped.
+/// Returns the permission to close memory, or `None` if it cannot be given now. A process of one rank needs no quiet
+/// moment. A process of several ranks does, and none of its threads can enqueue a transfer until the permission is
+/// dropped.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())

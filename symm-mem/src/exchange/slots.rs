@@ -5,14 +5,14 @@ use std::ops::Range;
 use cuda_driver::DevicePtr;
 
 /// Size of a slot in bytes. A slot consists of four 32-bit words in device memory, by which one peer signals to this
-/// rank. It belongs to one transfer of a plan, or to the regions of this rank and the peer. This rank sets all words to
-/// 0 before the peer learns the slot's number.
+/// rank. There are two kinds of slots:
+/// - for one transfer of a [plan](super::Plan). The transfer runs in rounds: one end signals that its buffer is ready,
+///   and the other end copies and signals that the copy is done. Each of these signals writes the count word, or in a
+///   graph the toggle word.
+/// - for the [regions](super::Regions) of this rank and the peer. Each notification of the peer writes the count word.
 ///
-/// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals
-/// that the copy is done. Each of these signals writes the count word, or in a graph the toggle word. Notifications of
-/// regions write only the count word.
-///
-/// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its own waits.
+/// This rank sets all words to 0 before the peer learns the slot's number. Once the plan or the regions have failed,
+/// this rank also writes the count and the toggle, to release its own waits.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|

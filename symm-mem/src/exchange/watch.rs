@@ -3,15 +3,22 @@
 //! in the synchronization of such a stream. The watch thread must not block in the same way, so it makes no call that
 //! waits for the device or for another rank.
 //!
+//! In this file, a *plan* is one [`Core`]: a [`Plan`](super::Plan), or the transfers between the regions of two ranks.
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
-//! In this file, "plan" also stands for the transfers between the regions of two ranks. When a plan has failed, the
-//! thread enqueues writes of two kinds of words on the exchange's control stream:
-//! 1. It sets the abort words in the slots of the peers.
-//! 2. It sets the words in this rank's slots that its streams wait for, which releases the streams.
 //!
-//! A released stream runs the copies that were enqueued behind the wait, and these may write to a peer. Because step 1
-//! comes first, the peer can see by then that the plan has failed. While operations of the plan are under way, the
-//! thread repeats step 1 until it succeeds. After that it repeats step 2, because a peer may overwrite the words.
+//! When a plan has failed, the thread enqueues writes on the exchange's control stream, in two steps:
+//! 1. It sets the abort words in the slots of the peers.
+//! 2. Once step 1 has succeeded, it sets the words in this rank's slots that its streams wait for. This releases the
+//!    streams.
+//!
+//! The order matters because a released stream runs the copies that were enqueued behind the wait. These may write to a
+//! peer, which must be able to see by then that the plan has failed.
+//!
+//! While operations of the plan are under way, the thread repeats step 1 until it succeeds, and then repeats step 2,
+//! for three reasons:
+//! - A write of step 2 may not have been enqueued, because the driver returned an error.
+//! - A peer may overwrite the words.
+//! - Operations may have been enqueued after the last release.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -41,8 +48,10 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 struct Watched {
     core: Arc<Core>,
-    /// The index of the transfer, and the condition that the operation waits for. `None` for an operation that has no
-    /// deadline, such as `ready`.
+    /// The index of the transfer, and the condition that the operation waits for. `None` exactly if `deadline` is
+    /// `None`:
+    /// - for `ready`, which waits for no peer;
+    /// - for a call that failed after it had enqueued some of its steps, because the plan has then failed already.
     wait: Option<(usize, Awaited)>,
     stream: Stream,
     done: Arc<Event>,
@@ -128,10 +137,11 @@ impl Watch {
         }
     }
 
-    /// Watches an operation that the caller has just enqueued. The caller has recorded `done` after the operation on
-    /// its stream. `wait` is the index of the transfer, and the condition that the operation waits for. The operation
-    /// must end within `deadline` from now. `former` is the event of the previous operation of the same transfer, or of
-    /// the previous notification to the same peer. This event is reused if nothing else refers to it.
+    /// Watches an operation that the caller has just enqueued on `stream`. The caller has recorded `done` after the
+    /// operation. The operation must end within `deadline` from now. `wait` is the index of the transfer, and the
+    /// condition that the operation waits for; it is `None` exactly if `deadline` is. `former` is the event of the
+    /// previous operation of the same transfer, or of the previous notification to the same peer. This event is reused
+    /// if nothing else refers to it.
     pub(super) fn begin(
         &self,
         core: &Arc<Core>,
@@ -216,27 +226,29 @@ pub(super) fn run(shared: &Shared) {
 /// one.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Removes from `all` the operations that have ended, and returns their events. Marks plans with late operations as
-/// failed. If the group has ended, marks all plans with operations under way as failed. Adds failed plans with
-/// operations under way to `failed`.
+/// Removes from `all` the operations that have ended, and returns their events. Marks plans with operations past their
+/// deadline as failed. If the group has ended, marks all plans with operations under way as failed. Adds failed plans
+/// with operations under way to `failed`.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
-    // The first operation under way on each stream, by the stream's handle. The later ones of the stream wait for it,
-    // so they are under way too. Per-thread default streams are left out: all threads have the same handle for theirs.
+    // The first operation under way on each stream, by the stream's handle. Per-thread default streams are left out:
+    // all threads have the same handle for theirs.
     let mut busy: HashMap<usize, First> = HashMap::new();
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // The list may differ from the order on the stream: two threads may have enqueued their operations in one
-        // order, and called `begin` in the opposite order. So a late operation may have ended before an operation
-        // listed earlier. It is queried even if that operation is under way.
+        // An operation behind one that is under way on the same stream is under way too, so it is not queried.
+        // Exception: an operation past its deadline is always queried. It may precede on the stream the operations
+        // listed before it, because two threads may call `begin` in another order than they enqueued.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
             continue;
         }
+        // The fault names the condition that blocks the stream: that of the stream's first operation, if it is of the
+        // same plan.
         let wait = watched.wait.map(|own| match busy.get(&stream) {
             Some((core, Some(first))) if Arc::ptr_eq(core, &watched.core) => *first,
             _ => own,
@@ -256,7 +268,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
             watched.core.fail(fault);
         }
         // As long as an operation of a failed plan is under way, `give_up` releases the plan's waits again in each
-        // iteration. This also releases operations that were enqueued after the first release.
+        // iteration of `run`, for operations that were enqueued after the last release.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
@@ -291,7 +303,8 @@ fn look_around(
         return;
     }
     if let Some((begun, Ok(true))) = copied {
-        // A copy older than the operation may hold words of the slots' previous plan.
+        // Only operations that began before the copy are checked. A copy enqueued before an operation began may still
+        // hold the words of an earlier plan that used the same slots.
         for watched in waits().filter(|watched| watched.since < begun) {
             if let Some(peer) = glance.abandoned(&watched.core) {
                 watched.core.fail(Fault::Abandoned { peer });
@@ -323,7 +336,7 @@ fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
 fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
     let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
     if !core.told.load(Ordering::Acquire) {
-        // SAFETY: a word of a peer's slots, which stay mapped as long as `shared` lives.
+        // SAFETY: `word` is a word of a peer's slot. The peers' slots stay mapped as long as `shared` lives.
         let tell = |word| unsafe { shared.control.write_value32(word, 1) };
         if core.wires.iter().map(|wire| wire.theirs.abort).try_for_each(tell).is_err() {
             return under_way;
@@ -332,11 +345,12 @@ fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> b
     }
     for wire in &core.wires {
         let awaited = wire.awaited.load(Ordering::Acquire);
-        // SAFETY: a word of this rank's slots, which stay mapped as long as `shared` lives. The write comes after the
-        // writes to the peers, because it is on the same stream. If it fails, the next call repeats it.
+        // The stream runs this write after the writes to the peers, because it is the same stream. If the write cannot
+        // be enqueued, the next call of this function repeats it.
+        // SAFETY: `own.count` is a word of this rank's slots, which stay mapped as long as `shared` lives.
         let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
         if core.captured.load(Ordering::Acquire) {
-            // SAFETY: as above.
+            // SAFETY: as above, for `own.toggle`.
             let _ = unsafe { shared.control.write_value32(wire.own.toggle, 1) };
         }
     }

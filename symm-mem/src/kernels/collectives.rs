@@ -115,9 +115,9 @@ impl Kernels {
     /// the whole result.
     ///
     /// # Errors
-    /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
-    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) contains the failed wait
-    /// once the stream has completed the kernel.
+    /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if loading the code
+    /// or the launch fails. If a peer does not arrive, this call succeeds: once the stream has completed the kernel,
+    /// the [`FaultRecord`](super::FaultRecord) contains the failed wait.
     pub unsafe fn all_reduce(
         &self,
         stream: &Stream,

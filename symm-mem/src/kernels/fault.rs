@@ -43,9 +43,10 @@ pub(super) struct Layout {
 /// read at any time.
 ///
 /// Keep the record until all kernels that got its address have ended. A failure stays in the record until
-/// [`clear`](Self::clear). Once a kernel has given up, the pads may contain signals that no kernel will consume. So
-/// before a rank clears its record, the kernels of all ranks must have ended, and all
-/// [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed.
+/// [`clear`](Self::clear). Before a rank clears its record:
+/// - The kernels of all ranks must have ended.
+/// - All [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed. Once a kernel has given up,
+///   the pads may contain signals that no kernel will consume.
 #[derive(Debug)]
 pub struct FaultRecord {
     memory: PinnedMemory,

@@ -19,8 +19,8 @@ impl Kernels {
     /// after the barrier.
     ///
     /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for puts
-    /// and waits, the two ranks of each pair must launch their barriers, puts and waits in matching order: a put of one
-    /// matches a wait of the other.
+    /// and waits, the two ranks of each pair must launch their barriers, puts and waits in matching order: a barrier
+    /// matches a barrier, and a put of one rank matches a wait of the other.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

@@ -65,10 +65,10 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
-    /// Returns a handle on the group's health monitor, if it has one. With the handle, a commit or retirement that
-    /// waits for a member ends as soon as the group ends. If a member is lost during a commit, the commit also waits
-    /// until the group has ended, for at most two heartbeat intervals, so that it can report the error that ended the
-    /// group.
+    /// Returns a handle on the group's health monitor, if it has one. The handle has two uses:
+    /// - A commit or retirement that waits for a member ends as soon as the group ends.
+    /// - If a member is lost during a commit, the commit reports the error that ended the group. To get this error, it
+    ///   waits for the end of the group, for at most two heartbeat intervals.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
@@ -158,8 +158,8 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
 /// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
 /// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on
 ///   this rank, for example that its communicator has failed.
-/// - `is_capturing`: true if a stream of the rank's device is capturing. An error if this query of the driver failed.
-///   Registration and deregistration cannot be captured, and may invalidate the capture.
+/// - `is_capturing`: whether a stream of the rank's device is capturing, or the error of the driver if it could not
+///   tell. Registration and deregistration cannot be captured, and may invalidate the capture.
 pub(crate) fn readiness(
     inside_group: bool,
     trouble: Option<String>,
@@ -185,9 +185,9 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts this rank's communicator of a group that is poisoned on this rank. `own` is this rank's number in the domain.
-/// [`Poison::StoreLost`] of this rank means that this rank could not learn the result. In that case, the group is
-/// perhaps not poisoned on the other members, so the function also ends it on them ([`SymmetricGroup::fail`]).
+/// Aborts this rank's communicator of a group that is poisoned on this rank. If the poison is [`Poison::StoreLost`] of
+/// this rank, first ends the group on all members ([`SymmetricGroup::fail`]): this rank could not learn the result, so
+/// the group is perhaps not poisoned on the others. `own` is this rank's number in the domain.
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
@@ -197,10 +197,10 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
-/// Compares `ranks`, the list of a group's members, with `communicator`. Returns `None` if they match, otherwise a
-/// description of the problem. They match if `ranks` has as many entries as the communicator has ranks, all distinct,
-/// and `rank` is at index `communicator.rank()`. `rank` is this rank's number in the domain. The positions of the other
-/// members are not checked here, because the members also compare their lists with each other.
+/// Compares `ranks`, the list of a group's members, with `communicator`. `rank` is this rank's number in the domain.
+/// Returns `None` if they match, otherwise a description of the problem. They match if `ranks` has as many entries as
+/// the communicator has ranks, all distinct, and `rank` is at index `communicator.rank()`. The positions of the other
+/// members need no check here: the agreement compares the members' lists.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

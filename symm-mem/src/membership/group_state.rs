@@ -89,9 +89,11 @@ impl GroupState {
         let (place, declined) = self.log.decline(cause);
         let decision = refusal::<CommitProtocol>(declined.clone().into());
         let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
-        // If members are outside of the domain, this rank returns the error `outside`, whatever the stored decision is.
-        // If the list does not match the communicator, this rank returns the stored refusal, or its own refusal if the
-        // stored decision is not a refusal.
+        // The error of this rank:
+        // - `outside`, if members are outside of the domain.
+        // - The store's error, if the store fails.
+        // - The stored refusal, if the stored decision is one.
+        // - Its own refusal, if the stored decision is not a refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused(refusal) }))) => {
@@ -104,10 +106,12 @@ impl GroupState {
         }))
     }
 
-    /// Returns true if this rank need not commit the pool, whose arena is `arena`: there are no new segments, the group
-    /// is not poisoned, and no allocation request has failed since the last commit that found the members' allocation
-    /// logs equal. A failed request that has since succeeded on repetition does not count. Any other failed request may
-    /// have made this rank's log differ from the others, which only a commit detects.
+    /// Returns true if this rank need not commit the pool, whose arena is `arena`, because all of this is true:
+    /// - There are no new segments.
+    /// - The group is not poisoned.
+    /// - Since the last commit that found the members' allocation logs equal, no allocation request has failed, unless
+    ///   its repetition has succeeded. A failed request may have made this rank's log differ from the others, which
+    ///   only a commit detects.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
@@ -146,9 +150,11 @@ impl GroupState {
     /// the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary. `cause` is the
     /// store's error, if the store failed.
     ///
-    /// Returns true if all members keep their registrations. Returns false if the members undo them, and this rank has
-    /// undone its own. Returns an error if `result` is an error, or if this rank could not undo its registrations. If
-    /// such an error means that the members may have different registrations, also poisons the group on this rank.
+    /// Returns:
+    /// - an error, if `result` is an error, or if this rank could not undo its registrations. If the members may then
+    ///   have different registrations, the group is poisoned on this rank;
+    /// - false, if the members undo their registrations, and this rank has undone its own;
+    /// - true, if all members keep their registrations.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],

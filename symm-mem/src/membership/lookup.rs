@@ -1,4 +1,4 @@
-//! The table of a pool: its segments by address, and their states by group. Also the results of look-ups in the table.
+//! The table of a pool (its segments by address, and their states by group), and the results of look-ups in the table.
 
 use std::sync::Arc;
 
@@ -120,8 +120,8 @@ impl Standings {
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // Equal serials are adjacent: by ordinal, only retired segments can lie between the segments of a window, and
-        // these have no serial.
+        // Equal serials are adjacent: the segments of a window have consecutive ordinals, except for retired segments
+        // between them. `filter_map` has removed these, because they have no serial.
         serials.dedup();
         serials.len()
     }
@@ -226,9 +226,9 @@ impl Table {
     }
 
     /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Such a segment
-    /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
-    /// the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no such
-    /// segment.
+    /// cannot be retired without them, because NCCL deregisters only whole windows. Returns the found segment, the
+    /// group of the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no
+    /// such segment.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {

@@ -1,5 +1,5 @@
-//! The segments that all members of a group have mapped. The list of a group has segments of all pools that are
-//! committed for the group.
+//! The segments that all members of a group have mapped. A group has one list of them, for all pools that are committed
+//! for the group.
 
 use std::{
     collections::BTreeMap,

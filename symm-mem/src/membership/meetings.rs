@@ -13,13 +13,14 @@ pub(crate) struct Meetings {
 }
 
 impl Meetings {
-    /// Records the end of a retirement or of an agreement on a length. `member` describes this rank in the agreement.
-    /// `has_met` is true if all members have taken part. In that case, no member still reads the store keys of earlier
-    /// agreements of the same kind. The function then returns the earlier agreements whose keys may still exist, and
-    /// the caller must remove these keys. If `has_met` is false, it returns an empty list.
+    /// Records the end of a retirement or of an agreement on a length. Returns the agreements whose keys the caller
+    /// must remove from the store. `member` describes this rank in the agreement. `has_met` is true if all members have
+    /// taken part. The list contains:
+    /// - If `has_met` is true: the earlier agreements of the same kind whose keys may still exist. No member reads
+    ///   these keys any more.
+    /// - If `has_met` is false: nothing.
     ///
-    /// Does nothing for a commit, and returns an empty list. [`GroupLog`](crate::agreement::GroupLog) counts the
-    /// commits.
+    /// A commit is not recorded here, and the list is empty: [`GroupLog`](crate::agreement::GroupLog) counts commits.
     pub(crate) fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let rounds = match meeting.kind {

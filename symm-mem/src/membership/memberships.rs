@@ -140,8 +140,8 @@ impl Memberships {
 impl Drop for Memberships {
     fn drop(&mut self) {
         self.memory.orphan();
-        // A group's list of mapped segments may outlive this pool. This pool's entries in the list keep the pool's
-        // memory allocated, so remove them, unless the group's direct path may still use them.
+        // Remove this pool's entries from each group's list of mapped segments, unless the group's direct path may
+        // still use them. The list may outlive this pool, and the entries keep the pool's memory allocated.
         for group_state in lock(&self.group_states).values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }

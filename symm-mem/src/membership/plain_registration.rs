@@ -2,11 +2,12 @@
 
 use std::sync::Mutex;
 
-use crate::lock::lock;
 use process_group::{
     comm::{CommError, Registration},
     store::Deadline,
 };
+
+use crate::lock::lock;
 
 /// A segment's registration. If the members agree to keep it, the communicator keeps this value, so the segment stays
 /// registered until [`deregister`](Self::deregister) is called or the communicator ends. Dropping the pool does not

@@ -1,12 +1,14 @@
 //! Allows only one commit or retirement at a time to use a communicator.
 //!
-//! NCCL pairs the windows of different ranks by the order of their registration alone. If two threads committed two
-//! pools for one group at the same time, that order could differ between ranks.
+//! NCCL pairs the windows of different ranks by the order of their registration alone, and a deregistration frees
+//! addresses for later windows. If two threads committed or retired at the same time, the order of their calls into
+//! NCCL could differ between ranks.
 
 use std::{marker::PhantomData, sync::Mutex};
 
-use crate::lock::lock;
 use process_group::comm::Communicator;
+
+use crate::lock::lock;
 
 /// The addresses of the communicators with a commit or retirement in progress in this process. A guard borrows its
 /// communicator, so no other communicator gets the address while it is in the list.

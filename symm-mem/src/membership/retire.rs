@@ -206,10 +206,9 @@ impl Memberships {
                 }
             }
         };
-        // Once this rank deregisters, the end of a group no longer ends this rank's wait for the outcomes. The verdict
-        // over all outcomes names every rank and every ended group whose windows may remain. If the end of a group
-        // ended the wait too, the agreement would fail without this verdict, and its error would name only one rank.
-        // The wait has a time limit in any case.
+        // The end of a group ends this rank's part in the agreement, except after this rank has begun to deregister.
+        // From then on the rank waits for the verdict over all outcomes, which names every rank and every ended group
+        // whose windows may remain. Without the verdict, the error would name only one rank. The wait has a time limit.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {
@@ -242,8 +241,8 @@ impl Memberships {
             .cloned()
             .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
             .collect();
-        // The driver's wait has no deadline, so another thread waits. After a timeout, the thread continues until the
-        // devices are idle.
+        // `Context::synchronize` has no deadline, so another thread calls it. If the deadline of this function passes,
+        // that thread continues to wait until the devices are idle.
         let (done, wait) = mpsc::channel();
         let rest = move || {
             let rested = contexts.iter().try_for_each(Context::synchronize);

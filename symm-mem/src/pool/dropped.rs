@@ -4,11 +4,12 @@
 
 use std::sync::Mutex;
 
-use crate::lock::lock;
 use cuda_driver::{
     Stream,
     graph::{CaptureStatus, RelaxedCapture},
 };
+
+use crate::lock::lock;
 
 /// The streams of all slices that were dropped so far. Later allocations may get the memory of these slices.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 //!
 //! The owners of the memory are the pool, its blocks, its graph pins, the graphs that use the memory, the communicators
 //! that have registered its segments, and the lists of [mapped segments](crate::membership::MappedSegments) that
-//! contain its segments. The drop of the last owner frees the segments, so no window outlives its memory. Retired
-//! segments are an exception: they are freed earlier, once all ranks have reported that nothing can access them.
+//! contain its segments. The drop of the last owner frees the segments, so no window outlives its memory. Only retired
+//! segments are freed earlier, once all ranks have reported that nothing can access them.
 //!
 //! A pin keeps blocks and their segments allocated for a graph. Every call of `process_group` and of this crate that
 //! enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]). The graph and its

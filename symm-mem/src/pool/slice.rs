@@ -40,11 +40,15 @@ struct SliceMemory {
     stream: Stream,
 }
 
-// SAFETY: `stream` always returns the slice's stream, and `check_stream` has rejected the per-thread default stream and
-// streams of other contexts. If a later slice gets the memory of the dropped block, that slice has the same stream, or
-// its stream first waits for `stream`. Users of untyped blocks promise to order their uses after those of the former
-// owner. The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of
-// dropped slices has ended. `keep_for_ever` leaks a clone of the block, so the block is never freed.
+// SAFETY:
+// - `stream` always returns the slice's stream. `check_stream` has rejected the per-thread default stream and streams
+//   of other contexts.
+// - After the drop, the memory may go to a new block. If the block is that of a slice, the slice has the same stream,
+//   or its stream first waits for `stream`. Users of untyped blocks promise to order their uses after those of the
+//   former owner.
+// - The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of dropped
+//   slices has ended.
+// - `keep_for_ever` leaks a clone of the block, so the block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -85,8 +89,9 @@ pub(crate) unsafe fn into_slice<T: Element>(
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // Order the streams after the block is placed. If they were ordered before, another thread could then drop a slice
-    // of another stream, the block could get the memory of that slice, and `stream` would not wait for that stream.
+    // Order the streams only after the block is placed. In the other order, another thread could drop a slice of
+    // another stream between the two steps. The block could get the memory of that slice, but `stream` would not wait
+    // for that slice's stream.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

@@ -1,5 +1,5 @@
-//! Memory that belongs to no pool, allocated so that the members of a group can map each other's memory in a
-//! [rendezvous](super::Rendezvous::rendezvous); and its allocators.
+//! Memory that belongs to no pool, and its allocators. The members of a group can map each other's memory of this kind
+//! in a [rendezvous](super::Rendezvous::rendezvous).
 
 use std::{
     collections::HashMap,

@@ -49,9 +49,9 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Registers the address of `array` for this rank's buffer. The launch of a captured kernel finds the buffer by
+    /// Registers this rank's buffer under the address of `array`. The launch of a captured kernel finds the buffer by
     /// this address, and pins the buffer for the graph. Declared before `array`, so that the registration is removed
-    /// before `array` is freed: after that, another array can get the address.
+    /// first: once `array` is freed, another array can get the address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,

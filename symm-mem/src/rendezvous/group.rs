@@ -164,9 +164,12 @@ impl GroupInfo {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }
 
-    /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange stays, because all members get it. But a
-    /// refusal that only names missing or lost members is replaced too, because the end of the group can be its cause.
+    /// Makes the error for a failed agreement of the group's members. The kind of the error is:
+    ///
+    /// - `kind`, if the group has not ended.
+    /// - `kind`, if it is a refusal of a rendezvous or an exchange, because all members get the refusal. Exception: a
+    ///   refusal that only names missing or lost members, because the end of the group can be its cause.
+    /// - [`ErrorKind::GroupOver`] in all other cases.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),

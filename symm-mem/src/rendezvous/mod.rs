@@ -31,9 +31,9 @@
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
 //! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. This rank's own allocation or segment keeps the mapping until it is
-//! freed or retired. Every [`SymmetricMemory`] that uses the mapping keeps it too. Each mapping keeps the peer's pages
-//! allocated. So the pages that a rank has mapped stay valid even if their owner drops or retires its memory.
+//! so all blocks of the segment share one mapping. A mapping lives until this rank's own allocation is freed or its
+//! segment is retired, or longer if a [`SymmetricMemory`] still uses it. A mapping keeps the peers' pages allocated, so
+//! they stay valid even if their owner drops or retires its memory.
 
 mod allocation;
 mod buffer;
@@ -164,10 +164,12 @@ impl Rendezvous {
     /// members must call it the same number of times. In the call, each member maps the signal pads of the others.
     ///
     /// # Errors
-    /// If the members agree to refuse, all of them get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A
-    /// member gets an error of another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
-    /// ([`ErrorKind::GroupOver`]), if it cannot read the decision ([`ErrorKind::Unreadable`]), or for a bug of this
-    /// crate ([`ErrorKind::OutOfStep`]).
+    /// - [`RendezvousRefused`](ErrorKind::RendezvousRefused) if the members agree to refuse. All of them get the same
+    ///   error.
+    /// - [`ErrorKind::Store`] if this member's store fails.
+    /// - [`ErrorKind::GroupOver`] if the group has ended.
+    /// - [`ErrorKind::Unreadable`] if this member cannot read the decision.
+    /// - [`ErrorKind::OutOfStep`] for a bug of this crate.
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
@@ -176,7 +178,8 @@ impl Rendezvous {
         let group = Arc::new(PeerGroup::new(info, context, site));
         let inner = Inner { group, options, life, next: Mutex::new(0) };
         let rendezvous = Self { inner: Arc::new(inner) };
-        // If a capture is open, the calls below must not become part of it.
+        // During an open capture, the driver could refuse the calls below, or they could invalidate the capture. The
+        // relaxed mode prevents both.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
             .map_err(Into::into)
@@ -196,10 +199,13 @@ impl Rendezvous {
     }
 
     /// Maps the buffers that the other members give in the same call. Collective: all members must make their calls in
-    /// the same order. In one call, either each member gives an allocation that belongs to no pool, or each gives
-    /// memory of the same segment of the same symmetric pool. Each rank has its own pages for that segment. The buffers
-    /// must have the same size, and the same offset in their allocations or segments. The members agree in every call,
-    /// even if an earlier rendezvous has mapped the memory on all members. In that case, the call maps nothing.
+    /// the same order. For the buffers of one call:
+    /// - All are allocations that belong to no pool, or all are memory of the same segment of the same symmetric pool.
+    ///   Each rank has its own pages for that segment.
+    /// - All have the same size, and the same offset in their allocations or segments.
+    ///
+    /// If an earlier rendezvous has mapped the memory on all members, the call maps nothing. The members agree even in
+    /// this case.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
@@ -215,9 +221,9 @@ impl Rendezvous {
     /// with the same layout.
     ///
     /// # Errors
-    /// A member that cannot allocate gets [`ErrorKind::Allocation`], and the others get
-    /// [`RendezvousRefused`](ErrorKind::RendezvousRefused) with the reason. Also the errors of
-    /// [`rendezvous`](Self::rendezvous).
+    /// - [`ErrorKind::Allocation`] if this member cannot allocate. The others get
+    ///   [`RendezvousRefused`](ErrorKind::RendezvousRefused) with the reason.
+    /// - The errors of [`rendezvous`](Self::rendezvous).
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, Error> {
         let (context, options) = (&self.inner.group.context, &self.inner.options);
@@ -277,7 +283,8 @@ impl Rendezvous {
     fn meet(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let Inner { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
-        // Mapping must neither become part of an open capture nor invalidate the capture.
+        // During an open capture, the driver could refuse to map memory, or the mapping could invalidate the capture.
+        // The relaxed mode prevents both.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = lock(&self.inner.next);
         let number = *next;
@@ -312,7 +319,7 @@ impl Rendezvous {
             }
         };
         let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
-        // This also drops the offer. After the agreement, no peer opens the offered memory.
+        // Drops the offer: after the agreement, no peer opens the offered memory.
         let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {

@@ -4,10 +4,12 @@
 //! operations are those of [`SymmetricMemory`](super::SymmetricMemory): a put sends a signal to a peer, a wait consumes
 //! a signal of a peer, and a barrier does both with all peers.
 //!
-//! Order of operations: a *slot* is one direction (puts or waits), one peer and one channel. Operations on one slot run
-//! in the order in which this rank enqueued them, even on different streams. A barrier uses every slot of its channel.
-//! The pads order nothing else: different channels are independent, and so are waits and puts of one channel. Captured
-//! operations are not ordered by slot: only their graph orders them.
+//! A *slot* is one direction (puts or waits), one peer and one channel. A barrier uses every slot of its channel. Order
+//! of operations:
+//! - Only their graph orders captured operations.
+//! - Other operations on one slot run in the order in which this rank enqueued them, even on different streams.
+//! - Operations on different slots have no order: different channels are independent, and so are waits and puts of one
+//!   channel.
 //!
 //! To avoid a deadlock, the ranks must keep two rules:
 //! - On each channel, a rank must enqueue its barriers and its puts to a peer in the order in which the peer enqueues
@@ -65,7 +67,7 @@ impl OwnPad {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let handles = handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
         let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
-        // Clear the pad before the peers map it. Later, this could erase a signal that a peer has already sent.
+        // A clear after the peers have mapped the pad could erase a signal that a peer has already sent.
         memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })
     }
@@ -119,9 +121,9 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // Reuse the event of the last operation if all of `slots` have that event and no other slot has it. In this
-        // case the event's reference count is the number of slots, plus one for the clone in `first`. Recording the
-        // event again is correct, because this operation runs after the last one.
+        // Reuse the event of the last operation if all of `slots` have that event and no other slot has it: its
+        // reference count is the number of slots, plus one for the clone in `first`. Recording it again is correct,
+        // because this operation runs after the last one.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));

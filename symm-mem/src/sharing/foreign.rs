@@ -118,8 +118,8 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Opens the memory of a rank in another process, which `peer` describes. That memory and this one have the same
-    /// [`kind`](Self::kind). The descriptor and the handle come from the other process, so check them.
+    /// Opens the memory that `peer` describes, which belongs to a rank in another process and has the same
+    /// [`kind`](Self::kind) as this memory. The descriptor and the handle come from that process, so check them.
     ///
     /// # Errors
     /// The reason why the memory cannot be opened. All ranks get it, with the number of this rank.

@@ -1,4 +1,4 @@
-//! Memory that a rank can share, and a peer's memory that is open here.
+//! Memory that a rank can share, and a peer's memory that is open on this rank.
 
 use std::{any::Any, os::fd::OwnedFd, sync::Arc};
 

@@ -139,8 +139,8 @@ pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
     let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
-    // A rank that exits after it has posted its outcome is not missing. But others may not have opened its memory yet.
-    // They then post [`Outcome::Alone`] with the number of the rank that exited.
+    // A rank that exits after it has posted its outcome is not missing. But a member that has not opened this rank's
+    // memory yet posts [`Outcome::Alone`] with the number of this rank.
     let gone = reports.iter().filter_map(|(_, report)| match report {
         Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

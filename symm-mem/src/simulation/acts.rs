@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Creates a group on a rank, and joins its communicator. If the rank already has the group, first aborts the
-    /// rank's communicator of the old group. `epoch` then selects how the new group differs from the old one:
+    /// rank's communicator of the old group. In that case, `epoch` selects how the new group differs from the old one:
     ///
     /// - True: the new group has the next epoch.
     /// - False: the new group has the same id and is the next [life](Life) of this id. It continues the count of the

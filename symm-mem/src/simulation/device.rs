@@ -107,8 +107,8 @@ impl Devices {
 /// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds of gpu-sim.
 /// `from_parts` checks them, which takes long, so this function calls it once for each release in a process.
 ///
-/// The check draws random numbers of the thread's current world. In the world of a run, only the first run with a
-/// release would make these draws, and would differ from later runs of its seed. So the check has a world of its own.
+/// The check draws random numbers of the thread's current world, so it has a world of its own. In the world of a run, a
+/// run that makes the check would differ from a run with the same seed that does not.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = lock(&FUNCTIONS);

@@ -35,8 +35,8 @@ impl World {
     /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and those that earlier
     /// meetings of the same kind may have left.
     ///
-    /// Then schedules the next action, unless a commit has left segments without windows. In that case, registers these
-    /// segments plainly and begins the agreement on this registration, whose end schedules the next action.
+    /// If a commit has left segments without windows, registers these segments plainly and begins the agreement on this
+    /// registration, whose end schedules the next action. Otherwise schedules the next action.
     pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
@@ -133,7 +133,8 @@ impl World {
         let memberships = state.pool_of(kind).memberships();
         let lost = Some(LOST.to_owned());
         let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
-        // If the group is poisoned only for the second pool, the first pool still uses the communicator.
+        // The rank leaves the communicator of a poisoned group. Exception: if the group is poisoned only for the second
+        // pool, the first pool still uses the communicator.
         if group_state.log.poison().is_some() && !is_second {
             self.library.leave(life, rank)?;
         }
@@ -178,10 +179,11 @@ impl World {
         Ok(())
     }
 
-    /// Drops the state of all live ranks, and checks that nothing is left: the store has no keys except those that
-    /// [`Keys::left`](super::keys::Keys::left) allows, no device memory is allocated, and no exchange plans remain,
-    /// except those that [`left_plans`](Self::left_plans) allows. Also checks that no rank frees memory that it still
-    /// has registered.
+    /// Drops the state of all live ranks, and checks:
+    /// - The store has no keys except those that [`Keys::left`](super::keys::Keys::left) allows.
+    /// - No exchange plans remain except those that [`left_plans`](Self::left_plans) allows.
+    /// - No rank frees memory that it still has registered.
+    /// - No device memory is allocated at the end.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

@@ -46,7 +46,8 @@ impl Keys {
         if trouble.silences() {
             return None;
         }
-        // If a rank is late or absent, the keys of a meeting stay until a later meeting of all members removes them.
+        // If a rank comes late to a meeting or misses it, the keys of the meeting stay until a later meeting of all
+        // members removes them. `OtherDomain` has this effect too.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {
@@ -59,10 +60,9 @@ impl Keys {
             match parts.as_slice() {
                 ["symm", _, "generation" | "instance", ..] => false,
                 ["symm", _, _, _, _, "plain", ..] => !any_stay,
-                // The members of a retirement, or of an agreement on a length, are the ranks of the domain. With this
-                // trouble, the ranks' domains have different members, and a rank removes only the keys of the ranks in
-                // its own domain. So some keys may stay. Other agreements are not affected, because their members are
-                // those of a group.
+                // Some keys may stay: under `OtherDomain`, the ranks have different lists of the members of the domain,
+                // and each removes only the keys of the ranks in its own list. Only retirements and agreements on a
+                // length have the ranks of the domain as members.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
                 // The member list and the result of a retirement, or of an agreement on a length, stay until the next
                 // meeting of the same purpose removes them. So those of the last one may stay.

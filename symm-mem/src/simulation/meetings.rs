@@ -247,8 +247,8 @@ impl World {
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // These four changes also change the name of the meeting. So the rank meets no other rank. The meeting gets
-            // an epoch that no other meeting has, so that the oracle does not compare it with those of other ranks.
+            // These four changes give the meeting another name, so the rank meets no other rank. The meeting gets an
+            // epoch that no other meeting has, so that the oracle does not compare it with those of other ranks.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -278,8 +278,8 @@ impl World {
     /// the member has written there. A persistent allocation has no memory in the simulation, so its identity is taken
     /// from the offer. Schedules the outcome and the identities as an answer to the rank's state machine.
     ///
-    /// If a member is dead or has ended its meeting, it offers no memory any more. The outcome is then `Alone`, unless
-    /// the trouble prevents mapping.
+    /// The outcome is `Alone` if a member offers no memory any more, because it is dead or has ended its meeting.
+    /// Exception: under [`Trouble::CannotMap`], the outcome on the culprit is always `Failed`.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {

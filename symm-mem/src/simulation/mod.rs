@@ -16,8 +16,7 @@
 //! - *Event*: a unit of work that the scheduler executes at a point of the simulated time, such as the arrival of bytes
 //!   at the store.
 //! - *Trouble*: the fault, or the difference between ranks, of a run.
-//! - *Culprit*: the rank that the trouble concerns. The seed always draws one. A few troubles, such as a dead store, do
-//!   not depend on it.
+//! - *Culprit*: the rank that the trouble concerns. It plays no part under a few troubles, such as a dead store.
 //! - *Meeting*: one run of an agreement among ranks, such as that of a commit or of a rendezvous.
 //! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
 //!   groups. They may also retire segments, or run a rendezvous or an exchange.
@@ -45,10 +44,13 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! The simulation leaves out two things. First, collectives and messages transfer no data: the simulation only counts
-//! them. Second, the code that connects the state machine of a meeting to NCCL and the store in production (such as
-//! `membership/commit/member.rs`) does not run: `store` and `meetings` take its place. The tests in
-//! `tests/end_to_end/embedded` cover both: they run production code on gpu-sim, with a thread for each rank.
+//! The simulation leaves out:
+//! - The data of collectives and messages. It only counts these.
+//! - The code that connects the state machine of a meeting to NCCL and the store in production, such as
+//!   `membership/commit/member.rs`. `store` and `meetings` take its place.
+//!
+//! The tests in `tests/end_to_end/embedded` cover both: they run production code on gpu-sim, with a thread for each
+//! rank.
 
 mod acts;
 mod communicator;

@@ -1,6 +1,6 @@
 //! The network between the ranks and the store: the production server of the store, and the connections of ranks to it.
-//! The bytes of a connection travel in *pieces*, and arrive in the order in which they were sent. `store` decides when
-//! a piece arrives.
+//! The bytes of a connection travel in *pieces*, and arrive in the order in which they were sent. The module `store`
+//! decides when a piece arrives.
 
 use std::{collections::VecDeque, mem, sync::Mutex, time::Duration};
 

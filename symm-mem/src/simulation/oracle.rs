@@ -1,9 +1,9 @@
 //! The invariants of a run, which hold under every [trouble](super::trouble).
 //!
-//! - Every live rank ends its program. It ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after the
-//!   deadline. `FLOORS` is the sum of the least time limits of all actions after a decision and of the waits for their
-//!   outcomes. A rank may take longer if the trouble stops it or cuts it off from the store, or if it repeats failed
-//!   requests to the store.
+//! - Every live rank ends its program.
+//! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline: the sum of the least
+//!   time limits of all actions after a decision and of the waits for their outcomes. Exceptions: the trouble stops the
+//!   rank or cuts it off from the store, or the rank repeats failed requests to the store.
 //! - Members of a meeting get the same result, except those for which the store fails. If the store fails for a rank,
 //!   and the result of the other members changes the group, the rank treats the group as dead.
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
@@ -11,13 +11,15 @@
 //! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
 //!   rank then gets a result other than a refusal from a retirement or an agreement on a length, every rank in its list
 //!   gets the same result.
-//! - Each refusal is one that the trouble can cause. If the refusal blames a rank, this is the culprit. If it says that
-//!   the histories of the ranks' pools differ, it names the first operation that differs.
-//! - Without a trouble, a meeting is refused in two cases only. First, a slow store makes a rank late. Second, a
-//!   retirement names only a part of the segments that share a window. Under a trouble, a meeting of a group without
-//!   the culprit is refused in these cases and in two more. A member is late because it waited for the culprit. Or the
-//!   devices have little memory, and a poisoned group keeps memory on some ranks, so that an allocation fails only
-//!   there.
+//! - Each refusal has one of these causes:
+//!   - The trouble.
+//!   - A slow store makes a rank late.
+//!   - A retirement names only a part of the segments that share a window.
+//!   - Under a trouble, in a group without the culprit: a member is late because it waited for the culprit.
+//!   - Under a trouble: the devices have little memory, and a poisoned group keeps memory on some ranks. So an
+//!     allocation fails on these ranks only.
+//! - If the trouble causes a refusal that blames a rank, this is the culprit. A refusal that says that the histories of
+//!   the ranks' pools differ names the first operation that differs.
 //! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
 //! - In a collective, the members use a block through the same window at the same offset, or all through plain
 //!   registrations, or all without either. The window covers the memory of the block on every member.
@@ -80,18 +82,17 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Under these troubles, a rank has lost the store, or names its meetings differently from its peers. Other
-        // ranks wait very long for this rank, and so come late to the last commits of all their groups. So any last
-        // commit may fail.
+        // Under these troubles, any last commit may fail. A rank has lost the store, or names its meetings differently
+        // from its peers. Other ranks wait very long for it, and so come late to the last commits of all their groups.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
         ) {
             return Ok(());
         }
-        // A rank that has skipped a commit may wait in the last commit while the other members still wait for this rank
-        // in the skipped commit. The last commit may then be refused because of a circle of waits, or because the
-        // members are in different epochs of the group.
+        // The last commit may be refused if a rank has skipped an earlier one: it waits in the last commit, and the
+        // others still wait for it in the skipped one. The refusal reports a circle of waits or different epochs of the
+        // group.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -126,10 +127,9 @@ impl World {
                 _ => 0,
             };
             let retries = if it.said.store_failed() { RETRY_FLOOR.as_micros() as u64 } else { 0 };
-            // An agreement on a length has no actions after the decision. But a rank whose patience (the time for which
-            // it waits for missing members) has ended searches for a circle of waits. For this, it reads the waits of
-            // all ranks from the store twice, see `look`. If the two reads differ, it continues the search once. At
-            // most four such reads are allowed.
+            // An agreement on a length may take longer: a rank whose patience (the time for which it waits for missing
+            // members) has ended searches for a circle of waits. It reads the waits of all ranks from the store twice
+            // (`look`), and twice more if the two reads differ.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.span.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
@@ -255,9 +255,9 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // The culprit has skipped a commit without counting it. If the culprit then creates the group anew, its
-                // committed log begins again, and its next commit has the number of the skipped one. The other members
-                // may still wait in that commit with the committed log of the old group. So the members' logs differ.
+                // Possible if the culprit has skipped a commit without counting it, and then creates the group anew.
+                // Its committed log begins again, and its next commit has the number of the skipped one, in which the
+                // other members may still wait with the committed log of the old group.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -273,8 +273,8 @@ impl World {
             return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // A rank that has skipped a commit without counting it meets the other members at another point of its program.
-        // So every refusal fits.
+        // Any refusal fits: the culprit has skipped a commit without counting it, so it meets the other members at
+        // another point of its program.
         if trouble == Trouble::Absent && affected {
             return Ok(());
         }
@@ -370,8 +370,8 @@ impl World {
         let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
         let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
         let first = (0..longest).find(parts);
-        // A dead rank has no result in `told`, so its history is missing here. The first operation that differs is
-        // known only if `told` has the results of all ranks that the refusal names.
+        // Checked only if `told` has the results of all ranks that the refusal names. A dead rank has none, so its
+        // history is unknown here.
         let named: usize = operations.entries.iter().map(|entry| entry.ranks.len()).sum();
         ensure!(
             told.len() != named || (first == Some(*sequence as usize) && !operations.is_unanimous()),

@@ -1,4 +1,5 @@
-//! One-sided exchanges: agrees on plans, executes their transfers, and closes them. See `exchanges` for the terms.
+//! One-sided exchanges: agreements on plans, simulated transfers, and the closing of plans. The terms are defined in
+//! [`exchanges`](super::exchanges).
 
 use std::{
     collections::BTreeSet,
@@ -243,20 +244,22 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The members have not agreed on a refusal. So the other members may have agreed on the plan, and may
-            // access this rank's memory. A lease keeps the memory and the slots of the plan.
+            // This rank did not learn of an agreed refusal. So the others may have agreed on the plan, and may access
+            // this rank's memory and slots. A lease keeps them.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(())
     }
 
     /// Simulates the transfers of one of the rank's plans with this name: the oldest one if `former` is true, else the
-    /// newest. Copies no data. If the rank is the copier of a transfer, it reads the number at the start of the
-    /// lender's memory.
+    /// newest. Copies no data.
     ///
     /// Checks that `Generations::admit` succeeds exactly if the plan has the last agreed generation of its name. If it
-    /// succeeds, checks that each transfer uses a slot that the peer has lent for this plan, and memory that the peer
-    /// still lends. Skips transfers with dead peers.
+    /// succeeds, checks each transfer with a live peer:
+    ///
+    /// - The peer has lent the slot for this plan.
+    /// - If the rank is the copier, the peer still lends the memory, and the number that the rank reads at the start of
+    ///   the memory is the [`mark`](Allocation::mark) of the lent allocation.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let Some(own) = self.ranks[rank as usize].exchanges.get(&group) else { return Ok(()) };
         let Some(named) = own.plans.get(&name) else { return Ok(()) };
@@ -374,8 +377,8 @@ impl World {
     }
 
     /// Checks the live ranks' exchanges at the end of the run: no handle is open, no lease runs, and all slots are free
-    /// except those of plans in quarantine. Plans may be in quarantine only if the trouble delays ranks or the leases
-    /// are short. Drops the exchanges, and then checks that all lent memory has been freed.
+    /// except those of plans in quarantine. Plans may be in quarantine only if the run's [`Trouble`] delays ranks or
+    /// the leases are short. Drops the exchanges, and after that checks that all lent memory has been freed.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

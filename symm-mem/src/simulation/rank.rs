@@ -1,4 +1,4 @@
-//! A rank: its pools with their device, its groups, and its current meeting.
+//! A rank: its pools with their device, its groups, and its current meeting (one of [the terms](super)).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -33,9 +33,8 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Returns two stores in which the ranks create their domains. All other requests to a store go to that of `network`.
-/// Each rank creates a domain in each of the two stores. The rank's pools belong to the domain in the first store. The
-/// domain in the second store only supplies the pool id [`Rank::twin`].
+/// Returns two stores, which are used only to create domains. Each rank creates a domain in each of them: in the first
+/// store, the domain of its pools; in the second, a domain that only supplies the pool id [`Rank::twin`].
 ///
 /// In production, a domain draws its instance number at random and writes it to the store. Here the stores already
 /// contain instance numbers that are drawn from the seed, so that each run of a seed has the same numbers.
@@ -350,9 +349,8 @@ impl Rank {
     }
 
     /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member of one
-    /// of the meeting's groups is dead. An agreement on a length has no groups, so this function returns false for it.
-    /// In a retirement, it returns false from the time when the rank begins to deregister: the rank then goes on
-    /// waiting.
+    /// of the meeting's groups is dead. Returns false for an agreement on a length, which has no groups, and for a
+    /// retirement in which the rank has begun to deregister.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group = |uid| self.groups.get(&uid).is_some_and(|it| it.members.contains(&reported_dead));

@@ -81,8 +81,8 @@ impl World {
             devices.fail_next("ncclCommWindowRegister")?;
         }
         let registered = self.library.register(group, rank, extents, token);
-        // If not all members have joined the communicator, `register` has made no call to the library. The injected
-        // fault must not hit a later call, so it is removed.
+        // Remove the injected fault, so that it does not hit a later call. It remains if `register` has called no NCCL
+        // function, because not all members have joined the communicator.
         devices.fail_no_more();
         registered
     }
@@ -177,7 +177,7 @@ impl World {
 
     /// Registers segments by `ncclCommRegister`, and begins the agreement on whether all members keep these
     /// registrations. This agreement takes its number, epoch and time limit from `commit`, the commit that left the
-    /// segments.
+    /// segments without windows.
     pub(super) fn register_plainly(
         &mut self,
         rank: u32,

@@ -172,8 +172,8 @@ impl Said {
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
-            // The last repetition of a failed request comes up to `RETRY_INTERVAL` (50 ms) after the rank's time limit
-            // for repeating it. The other 50 ms are more than the messages of this repetition take.
+            // 100 ms: the last repetition of a failed request begins at most `RETRY_INTERVAL` (50 ms) after the rank's
+            // time limit for repetitions, and its messages take less than 50 ms.
             Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             Said::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,

@@ -16,9 +16,9 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// [`DEADLINE`]. The culprit has the trouble's deadline, which is shorter. Commits of the second pool, and the commits
 /// at the end of the program, keep their deadlines.
 ///
-/// The long deadline of the other members gives the culprit enough time for registrations: on every member, the time
-/// limit of a registration is 3/16 of the longest deadline among the members, here 75 s. Under this trouble, the
-/// culprit's registrations begin up to 30 s late.
+/// The deadline is long enough for the culprit's registrations of windows, which begin after a delay of up to 30 s
+/// under this trouble. On every member, the time limit of a registration is 3/16 of the longest deadline among the
+/// members, here 75 s.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.

@@ -1,9 +1,9 @@
 //! Carries the requests of ranks to the store, and the answers back.
 //!
-//! A message travels in one or two pieces, each of which takes a random time. A connection breaks if its rank dies or
-//! is cut off, or if the store dies. After such a failure, only a member [in doubt](super::work::Work::is_in_doubt)
-//! repeats its request, as in production. In some runs, a connection also breaks at random when the store answers a
-//! request that writes. Then the rank always makes the whole request again.
+//! A message travels in one or two pieces, each of which takes a random time. A connection breaks:
+//! - If its rank dies or is cut off, or if the store dies. A living rank then repeats its request only if it is a
+//!   member [in doubt](super::work::Work::is_in_doubt), as in production.
+//! - In some runs, at random, when the store answers a request that writes. The rank always repeats this request.
 
 use std::{mem, time::Duration};
 
@@ -116,13 +116,13 @@ impl World {
     fn called(&mut self, Finished { mut asked, outcome }: Finished) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
-            // A new connection begins with a greeting, which has ended now. The request can make its next call.
+            // The greeting of a new connection has ended. The request makes its next call.
             None => {}
             Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),
             Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
-            // The call waits for a key. The rank was stopped, and has read the store's answer more than 5 s after the
-            // call's deadline.
+            // A call that waits for a key fails with this error if its rank was stopped, and reads the store's answer
+            // more than 5 s after the call's deadline.
             Some(Err(Failure::Unresponsive)) => {
                 self.lose(asked);
                 return Ok(());
@@ -165,10 +165,9 @@ impl World {
         }
     }
 
-    /// Returns true if a rank repeats a failed store request of its meeting. A member in doubt repeats its current
-    /// request until its deadline, and for at least [`RETRY_FLOOR`], as in `bootstrap::agreement::run`. Exception: a
-    /// member does not repeat it if it [stops waiting](super::rank::Rank::is_over), because its watchdogs have reported
-    /// a dead member.
+    /// Returns true if a rank repeats a failed store request of its meeting, as in `bootstrap::agreement::run`. Only a
+    /// member in doubt repeats its current request: until its deadline, and for at least [`RETRY_FLOOR`]. It
+    /// [stops](super::rank::Rank::is_over) earlier if its watchdogs have reported a dead member.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
@@ -223,9 +222,9 @@ impl World {
     }
 
     /// Ends the blocked window registrations of each commit whose verdict in the store says that the group is dead. In
-    /// production, while a member's registration blocks, another thread of the member reads the verdict and aborts the
-    /// communicator. The abort may come too late, so the function leaves out some members at random. It removes each
-    /// member whose commit has a verdict from [`watched`](Self::watched), because a verdict never changes.
+    /// production, another thread of the member reads the verdict and aborts the communicator. The abort may come too
+    /// late, so the function leaves out some members at random. It checks each verdict once, and then drops its members
+    /// from [`watched`](Self::watched).
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

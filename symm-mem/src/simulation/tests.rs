@@ -130,7 +130,7 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     assert!(library.register(LIFE, 1, vec![segment(1, 9)], 4).is_err());
     assert!(library.register(LIFE, 0, vec![first], 5).is_err());
     // A communicator can access the memory until all members have deregistered the window. `reached` returns a member
-    // that has not.
+    // that has not deregistered it.
     let reached = |library: &Library| library.reached(0, first.address, 1);
     assert_eq!(reached(&library), Some((LIFE, 0)));
     assert!(library.deregister(LIFE, 0, 0).is_ok());

@@ -91,9 +91,9 @@ pub(super) enum Trouble {
     /// the time in the second field, in ms.
     Stopped(u64, u64),
     /// In meetings, the culprit has this deadline in µs, and the other ranks have
-    /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE). The commits at the end of the program, and all commits of the
-    /// [second pool](super::rank::Rank::second), keep their own deadlines. Each window registration of the culprit
-    /// begins up to 30 s late.
+    /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE). Exceptions: the commits at the end of the program, and all
+    /// commits of the [second pool](super::rank::Rank::second), keep their own deadlines. Each window registration of
+    /// the culprit begins with a delay of up to 30 s.
     ShortDeadline(u64),
     /// If `lacks` is true, the member list of the culprit's domain lacks another rank. Otherwise, the member lists of
     /// the other ranks' domains lack the culprit.

@@ -1,7 +1,7 @@
 //! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain.
 //!
-//! In a *circle of waits*, each rank waits in a meeting for another rank of the circle, which waits in a different
-//! meeting. So none of the waits can end by itself.
+//! A *meeting* is one run of an agreement among ranks. In a *circle of waits*, each rank waits in a meeting for another
+//! rank of the circle, which waits in a different meeting. So none of the waits can end by itself.
 
 use std::collections::BTreeSet;
 
@@ -27,9 +27,9 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // Before it reports a timeout, a rank searches for a circle of waits. The search finds only waits that last
-        // from its first read of the waits of all ranks to its second, see `look`. It needs up to 12 messages besides.
-        // `messages` is the longest time in µs for two reads and these messages.
+        // Before it reports a timeout, a rank searches for a circle of waits: it reads the waits of all ranks twice
+        // (see `look`), and finds only waits that are in both reads. The search needs up to 12 more messages.
+        // `messages` is the longest time in µs of the whole search.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -49,9 +49,11 @@ impl World {
     }
 
     /// Returns the longest time in µs that a rank needs to read the waits of all ranks from the store. Each rank has a
-    /// key there whose value lists the meetings in which it waits. The reading rank checks all keys at once. If some
-    /// keys do not exist, it checks each key. It then waits for the existing keys and reads them. These are three
-    /// requests and one for each rank. A request and its answer are two messages.
+    /// key there whose value lists the meetings in which it waits. The reading rank makes these requests, each with a
+    /// message in both directions:
+    /// - one that checks whether all keys exist
+    /// - if some do not exist, one for each key, which checks this key
+    /// - two that wait for the existing keys and read them
     pub(super) fn look(&self) -> u64 {
         2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
@@ -60,14 +62,14 @@ impl World {
     /// they should have got `Refusal::GenerationMismatch` instead, in one of two cases:
     /// - The ranks of the circle wait in different generations of the domain: they have created it a different number
     ///   of times.
-    /// - The trouble is [`Trouble::ExtraDomain`], `told` contains only the culprit, and the circle contains no
-    ///   rendezvous and no exchange.
+    /// - The trouble is [`Trouble::ExtraDomain`], `told` contains only the culprit (the rank with the trouble), and the
+    ///   circle contains no rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
-        // No other rank has created the culprit's last generation of the domain. So a culprit that is alone in a
-        // meeting gets the generation error. It gets a timeout only if the circle contains a rendezvous or an exchange,
-        // because their names contain no generation.
+        // Under `ExtraDomain`, only the culprit has created the last generation of the domain. So it is alone in
+        // meetings about pools, and gets the generation error. Exception: it gets a timeout if the circle contains a
+        // rendezvous or an exchange, because their names contain no generation.
         let is_of_pools = circle.iter().all(|it| MeetingId::at(&it.place).is_some());
         let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && is_of_pools;
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed

@@ -65,7 +65,7 @@ impl<P: Protocol> Machine<P> {
             Answer::Store(answer) => self.agreement.step(agreement::Input::Store(answer), now),
             other => {
                 // If `outcome` returns `None`, the machine gets the store's answer `Expired` in place of the outcome.
-                // The machine then ends with `OutOfStep`, which the oracle reports.
+                // This ends the machine with `OutOfStep`, which the simulation reports as an error.
                 let expired = agreement::Input::Store(agreement::Answer::Expired);
                 self.agreement.step(outcome(other).map_or(expired, agreement::Input::Acted), now)
             }

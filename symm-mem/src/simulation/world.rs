@@ -141,8 +141,8 @@ impl World {
         let programs = std::mem::take(&mut scenario.programs);
         let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
         let library = devices.library();
-        // Only segments at adjacent addresses can share a window. To test shared windows, in half of the runs the
-        // segments of most ranks are adjacent.
+        // Only segments at adjacent addresses can share a window. To test shared windows, in half of the runs most
+        // ranks get segments at adjacent addresses.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
             let extra = scenario.trouble_of(number) == Trouble::ExtraDomain;

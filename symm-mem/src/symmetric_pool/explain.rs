@@ -115,11 +115,11 @@ impl SymmetricPool {
     /// this rank's pool contains any of these bytes.
     ///
     /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
-    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
-    /// path may differ between members.
+    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer. This path
+    /// may differ between members.
     ///
-    /// If another thread commits the pool for the group, this call waits until the commit has ended. It does not wait
-    /// if the buffer is in a window or outside of the pool, or if the group is poisoned.
+    /// If another thread commits the pool for the group, this call waits until the commit has ended. Exception: it does
+    /// not wait if the buffer is in a window or not inside one segment of the pool, or if the group is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

@@ -164,9 +164,11 @@ impl SymmetricPool {
     /// windows.
     ///
     /// The slice may be used on any stream of the context. Dropping it frees its block without a wait for the device,
-    /// so its memory may be reused while work on its stream still runs. For a new slice, this call orders that work: it
-    /// makes `stream` wait for the streams of all slices dropped so far. If [`allocate`](Self::allocate) reuses the
-    /// memory, the program must order its uses of the new block after that work.
+    /// so its memory may be reused while work on its stream still runs. Uses of the new block must come after that
+    /// work:
+    /// - If this method reuses the memory, it ensures the order: it makes `stream` wait for the streams of all slices
+    ///   dropped so far.
+    /// - If [`allocate`](Self::allocate) reuses the memory, the program must ensure the order.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;
@@ -261,8 +263,8 @@ impl SymmetricPool {
         self.memberships.commit(group, options, Group::is_open())
     }
 
-    /// Attaches a group to the pool: commits all segments that are not retired. The group may be attached late, after
-    /// segments were retired, or committed for other groups.
+    /// Attaches a group to the pool: commits all segments that are not retired. Segments may have been retired, or
+    /// committed for other groups, before.
     ///
     /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
     /// when it creates a group learns early whether the pool can be used with this group.

@@ -57,21 +57,24 @@ impl<'a> PoolScope<'a> {
     /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not called `finish` or `commit` by
     /// the deadline: look at the first error of that member.
     ///
-    /// After the first commit of a group, a rank without new segments for the group skips the commit: it neither uses
-    /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
-    /// segments, so either all of them skip the commit or none does. After a failed request, a rank does not skip
-    /// commits until the request is repeated with success, or until a commit finds that the requests of all members are
-    /// equal. So if only one rank lacks the memory for a new segment, this rank takes part in the next commit too. The
-    /// commit reports the lack of memory to all members.
+    /// After the first commit of a group that is not poisoned, a rank takes part in a commit in these cases. Otherwise
+    /// it skips the commit: it neither uses the store nor waits.
+    /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
+    ///   have the same new segments, or none has any.
+    /// - One of its requests has failed, was not repeated with success, and no later commit has found the requests of
+    ///   all members equal. So if only one rank lacks the memory for a new segment, all members take part, and the
+    ///   commit reports the lack of memory to all of them.
     ///
-    /// A member whose requests differ may skip a commit that the others do not skip. The others then wait until their
-    /// deadlines and get `SyncTimeout`, which names that member, and nothing is registered. Each member numbers its
-    /// commits for the group, and counts the skipped commit too. So the next commit has the same number on all
-    /// members, and all take part in it. That commit compares all requests and reports the first difference. If the
-    /// member begins its next commit while the others still wait in the earlier one, both commits fail with a
-    /// `SyncTimeout` that lists the circle of ranks that wait for each other, and the commit after them reports the
-    /// difference. Even before a commit reports the difference, the members detect collectives on different windows or
-    /// offsets: they compare a hash of each collective, which contains the positions of its buffers in windows.
+    /// A member whose requests differ may skip a commit that the others do not skip. The outcome:
+    /// - If the member begins its next commit while the others still wait in the earlier one, both commits fail with a
+    ///   `SyncTimeout` that lists the circle of ranks that wait for each other. The commit after them reports the first
+    ///   difference of the requests.
+    /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
+    ///   member. Each member counts its commits for the group, including the skipped one. So all take part in the next
+    ///   commit, which reports the first difference of the requests.
+    ///
+    /// Even before that report, the members detect collectives on different windows or offsets: they compare a hash of
+    /// each collective, which contains the positions of its buffers in windows.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or
@@ -124,12 +127,14 @@ impl SymmetricPool {
 /// same blocks of the routed pool in the same order, and use them on one stream. Otherwise the placement of blocks may
 /// differ between ranks. The next commit, or the hash of a collective, reports the difference.
 ///
-/// `Allocator::empty_cache` releases cached segments of all pools of the allocator, including the routed pool. So all
-/// ranks must call it at the same points of the program. An allocator also releases cached segments if much memory is
-/// reserved ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)), and before it refuses a
-/// request for lack of memory. Either may happen on some ranks only. Then only these ranks free blocks of the symmetric
-/// pool, and the ranks' requests differ. If the routed pool is the allocator's only pool, the allocator lacks memory
-/// only if the symmetric pool itself is out of memory.
+/// An allocator releases cached segments, including those of the routed pool, in these cases:
+/// - `Allocator::empty_cache` is called. All ranks must call it at the same points of the program.
+/// - Much memory is reserved ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
+/// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool, this
+///   happens only if the symmetric pool itself is out of memory.
+///
+/// The last two cases may occur on some ranks only. Only these ranks then free blocks of the symmetric pool, so the
+/// ranks' requests differ.
 ///
 /// A request for a new segment blocks the calling thread until the streams of dropped slices ([`SymmetricPool::alloc`])
 /// are idle. The request fails if it cannot wait for one of these streams, for example because the stream captures. The

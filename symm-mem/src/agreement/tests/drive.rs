@@ -16,8 +16,8 @@ pub(super) struct Ended<P: Protocol> {
 }
 
 /// Runs an agreement, and returns how it ended on each rank, `None` for a rank that died. `machines[n]` is the state
-/// machine of rank n. `seed` determines the order of the ranks' steps. `victim` is a rank and the number of a step,
-/// from 0: the rank dies before this step. `act` executes the action of a plan. It gets the rank, the plan, the
+/// machine of rank n. `seed` determines the order of the ranks' steps. `victim` is a rank and the number of one of its
+/// steps, from 0: the rank dies before this step. `act` executes the action of a plan. It gets the rank, the plan, the
 /// deadline of the action, and the time, which it can increase.
 pub(super) fn drive<P: Protocol>(
     mut machines: Vec<Agreement<P>>,

@@ -156,10 +156,12 @@ proptest! {
         prop_assert_eq!(read(&bytes(&judged)), Ok(judged));
     }
 
-    /// If the members decide to commit, every member has the committed segments with the same history. The members have
-    /// enqueued equal numbers of collectives, and of matching sends and receives. Captured messages are not compared.
-    /// Every member is ready, with one exception: with [`Policy::Prefix`], a check may have failed for a segment that
-    /// is left out.
+    /// If the members decide to commit:
+    /// - Every member has the committed segments with the same history.
+    /// - The members have enqueued equal numbers of collectives, and of matching sends and receives. Captured messages
+    ///   are not compared.
+    /// - Every member is ready. Exception: with [`Policy::Prefix`], a check may have failed for a segment that is left
+    ///   out.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Some(Agreed { segments, pending, .. }) = committed(decide(&records)) {
@@ -369,7 +371,7 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
     let records = pipeline([1, 2], [0, 3]);
     let first = Refusal::MessagesOutstanding { group, from: 0, to: 1, sent: 1, received: 0 };
     assert_eq!(refusal(decide(&records)), first);
-    // Rank 2 has enqueued no message, so its record has no counts for rank 1.
+    // A record without counts for a peer means 0 messages. Here, rank 2 has no counts for rank 1.
     let mut deaf = pipeline([0, 2], [0, 2]);
     deaf[2].1.enqueued[0].messages.clear();
     assert!(matches!(
@@ -388,8 +390,8 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
 
 #[test]
 fn equal_sizes_after_different_histories_are_no_agreement() {
-    // Both ranks have a second segment of 64 bytes, but their allocation logs differ at this segment. The refusal names
-    // this segment, although it is not the only difference: only rank 2 has a third segment.
+    // The second segments have equal sizes, but the allocation logs differ at them. The refusal names the second
+    // segment, and not the third one, which only rank 2 has.
     let refusal = refusal(decide(&[plain(0, &[(64, 1), (64, 2)]), plain(2, &[(64, 1), (64, 9), (64, 2)])]));
     assert!(matches!(refusal, Refusal::AllocationDiverged { ordinal: Some(1), common: 1, .. }), "{refusal}");
 }
@@ -437,7 +439,7 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
     let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported.clone()))]);
     assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
-    // The registration returned on rank 1 only, without windows. It did not return in time on rank 0.
+    // On rank 1, the registration returned without windows. On rank 0, it did not return in time.
     let alone = poison(&[(0, Some(Outcome::Blocked)), (1, Some(unsupported))]);
     assert_eq!(
         alone.to_string(),

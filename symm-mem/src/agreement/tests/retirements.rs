@@ -112,8 +112,8 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
-    // Rank 1 posted its success and then died, so it is no culprit. The poison names rank 2, which reported the end of
-    // the group.
+    // Rank 1 died after it had posted its success, so it is no culprit. The poison names rank 2, which reported the end
+    // of the group.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });

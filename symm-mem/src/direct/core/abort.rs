@@ -56,10 +56,11 @@ impl Core {
         is_idle
     }
 
-    /// Returns whether the extra time after an abort is over for the messages with `peer` in direction `way`. The extra
-    /// time is [`GRACE`] for messages that this rank receives, and [`SENDER_GRACE`] for those that it sends. It begins
-    /// with the abort. For sends, it begins again when this function first sees, after the abort, that `peer` has given
-    /// up. The function records that time. Returns false before an abort.
+    /// Returns whether the extra time after this rank's abort is over for the messages with `peer` in direction `way`.
+    /// Returns false before the abort. The extra time is:
+    /// - For receives: [`GRACE`] from the abort.
+    /// - For sends: [`SENDER_GRACE`] from the abort. It begins again at the first call after the abort that finds that
+    ///   `peer` has given up.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
@@ -134,11 +135,11 @@ impl Core {
         }
     }
 
-    /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
-    /// work does not end within [`PATIENCE`], a thread continues to abort it, and drops the memory later. Captured work
-    /// does not count as running. If the path was aborted and has captured work, this function calls
-    /// [`settle`](Self::settle) before it drops the memory, because runs of graphs may still use the memory. The thread
-    /// does not call `settle`.
+    /// Called when the group ends. Aborts work that still runs (captured work does not count), and drops the memory:
+    /// - If the work does not end within [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
+    /// - If the work has ended, and the path was aborted and has captured work: after [`settle`](Self::settle), because
+    ///   runs of graphs may still use the memory.
+    /// - Otherwise: at once.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device may still write to the memory, so the memory is kept until the work has ended.

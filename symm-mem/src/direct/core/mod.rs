@@ -1,5 +1,5 @@
-//! Core of the path: launches messages. A message goes through a ring in the receiver's memory, or is copied directly
-//! from buffer to buffer.
+//! Core of a [direct path](super): launches messages. A message goes through a ring in the receiver's memory, or is
+//! copied directly from buffer to buffer.
 
 mod abort;
 mod enqueue;
@@ -200,10 +200,9 @@ impl Core {
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
-        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. If this
-        // rank is the second end of a message, `claim` also compares the log entries of the two ends. (If it is the
-        // first end, the peer compares them.) So a launch that fails in a comparison has taken no offer, and the peers
-        // can withdraw their offers at once.
+        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. The
+        // claim of a second end fails if the log entries of the two ends differ. At that time, this launch has taken no
+        // offer, so the peers can withdraw their offers at once.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
         let mut called = Vec::new();
         for together in others.chunks(TOGETHER) {
@@ -318,9 +317,8 @@ impl Core {
         let Called { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
-        // An abort withdraws the noted offers of eager (not captured) messages, and gives the peer time to copy
-        // captured messages. The abort must not miss an offer. So a receiver first notes its offer, then checks that no
-        // abort has begun, and only then makes the offer.
+        // An abort considers only noted offers, and must not miss one. So a receiver first notes its offer, then checks
+        // that no abort has begun, and only then makes the offer.
         if offers_to_receive {
             self.note_push(&logged);
         }
@@ -431,9 +429,10 @@ impl Core {
         Ok(())
     }
 
-    /// Called before this rank claims a message that it sends. Waits until the receiver has claimed the message, or has
-    /// called more sends to this rank than this rank has called receives from it. Waits for at most an eighth of
-    /// [`copy_time`].
+    /// Called before this rank claims a message that it sends. Waits until one of these conditions is true:
+    /// - The receiver has claimed the message.
+    /// - The receiver has called more sends to this rank than this rank has called receives from the receiver.
+    /// - An eighth of [`copy_time`] has passed.
     ///
     /// Because of this wait, two ranks that send each other a message make one copy each: both are the second end of
     /// their send, or both are the second end of their receive. If one rank calls after the end of the other's wait, it
@@ -441,10 +440,9 @@ impl Core {
     /// this message's copy, which starts only when both ends have called. But the wait may delay the other messages of
     /// the call, and later calls of the thread.
     ///
-    /// Does not wait if the receiver's buffer probably lies in no mapped segment: because of the wait, the receiver
-    /// would be the first end, and the message would go through the ring. This rank does not know that buffer yet. So
-    /// the function checks the buffer of the peer's last logged receive from this rank. Does not wait either if the
-    /// peer has logged no such receive.
+    /// Does not wait if the peer has logged no receive from this rank yet, or if the buffer of its last one lies in no
+    /// mapped segment. The receiver's buffer for this message, which this rank does not know yet, probably lies in none
+    /// either. With such a buffer, a receiver that is the first end makes the message go through the ring.
     fn await_receiver(&self, logged: &Called) {
         let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);

@@ -1,4 +1,5 @@
-//! Refusals: reasons why there is no plan, or why no regions are shared.
+//! Refusals of an exchange: reasons why there is no plan (a list of transfers), or why no regions (memory that all
+//! members can access) are shared.
 
 use bootstrap::agreement::Waiting;
 
@@ -8,11 +9,14 @@ use crate::{
     sharing::sharing_refusal,
 };
 
-/// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
-/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.
+/// Reason why no member has the plan or the regions. All members get the same value, except in two cases:
+/// - Another process runs as this rank.
+/// - This rank's list of members differs from that of the others.
 ///
-/// Exception: if another process runs as this rank, or if this rank's list of members differs from that of the others,
-/// it is possible that only this rank gets the refusal, and that the others have the plan or the regions.
+/// In these cases, it is possible that only this rank is refused, and that the others have the plan or the regions.
+///
+/// Memory that was opened for the refused plan or regions is closed again. An earlier plan of the same name is
+/// unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {

@@ -146,8 +146,8 @@ fn what_is_held_is_not_opened_again() {
     }
     let Decision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
-    // Now rank 0 has yet to open an allocation of rank 1. The decision is then `Act`, for which all ranks must report
-    // an outcome.
+    // Without this entry, rank 0 has yet to open an allocation of rank 1. So the decision is `Act`: all ranks must
+    // report an outcome.
     records[0].held.pop();
     assert!(matches!(decide(&records), Decision::Act { .. }));
     // Rank 0 needs allocation 11 of rank 1, but has opened allocation 11 of rank 2. That is another allocation, because
@@ -255,8 +255,8 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    // Rank 2 could not allocate slots and reports this as its failure. Its `first_slot` is then meaningless: the three
-    // slots from 0 on exceed its only channel. The refusal must give the failure, not complain about these slots.
+    // Rank 2 could not allocate slots, and reports this as its failure. Its `first_slot` is meaningless: it has one
+    // slot (`channels`), but its regions need three. The refusal must give the failure, not complain about the slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
         record.readiness = Readiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);

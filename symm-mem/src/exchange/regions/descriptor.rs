@@ -48,10 +48,10 @@ struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The piece of this rank, then the piece of the peer. Each pair contains the index of the region, and the index of
-    /// the piece in the region. A copy must not span two allocations of a peer, even if they are mapped at adjacent
-    /// addresses. So a peer's region has a piece of its own in each allocation. But a copy may span several allocations
-    /// of this rank, so each of this rank's regions is one piece.
+    /// The piece of this rank, then the piece of the peer: the index of the region, and the index of the piece in the
+    /// region. A peer's region has one piece in each allocation, because a copy must not span two allocations of a
+    /// peer, even if they are mapped at adjacent addresses. A region of this rank is one piece: a copy may span several
+    /// of this rank's allocations.
     pieces: [(usize, usize); 2],
 }
 

@@ -1,4 +1,4 @@
-//! Twins of `gather.cu` and `reduce.cu`.
+//! Host functions that stand in for the kernels of `gather.cu` and `reduce.cu` on the embedded device of `gpu-sim`.
 
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::{Element, Launch, Op, reduce};
@@ -25,8 +25,8 @@ fn blocks(
         let bases = peers.buffers()?;
         for number in 0..launch.grid[0] {
             let channel = PadLayout::USER_CHANNELS + number;
-            // After this return, the remaining blocks do not run, because the kernel has given up. On the device, they
-            // are running already. They read the gave-up flag while they wait, and end once it is set.
+            // The kernel has given up, so the remaining blocks do not run. On a GPU, all blocks run at the same time:
+            // the remaining ones read the gave-up flag while they wait, and end once it is set.
             if !(peers.meet(channel)? && block(peers, &bases, number)? && peers.meet(channel)?) {
                 return Ok(false);
             }

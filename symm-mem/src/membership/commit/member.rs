@@ -79,11 +79,10 @@ impl Member<'_> {
     }
 
     /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline, or earlier if the
-    /// store already shows that the registration can no longer succeed.
-    ///
-    /// `verdict_key` is the store key of the verdict, the members' agreed judgement of all outcomes. One failed outcome
-    /// decides the verdict, so it may exist before this rank has an outcome. The registration can no longer succeed if
-    /// the verdict poisons the group, or if the key holds a failure of the agreement.
+    /// registration can no longer succeed. This is so if the store has one of these under `verdict_key`:
+    /// - A verdict that poisons the group. The verdict is the members' agreed judgement of all outcomes. One failed
+    ///   outcome decides it, so it may exist before this rank has an outcome.
+    /// - A failure of the agreement.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();

@@ -111,8 +111,8 @@ impl Memberships {
         };
         let (result, failure) = member.run(start);
         let Member { windows, opened, offered, .. } = member;
-        // End the offer of this rank's memory. A member may still be opening the memory if this rank has left the
-        // agreement early, for example because it lost the store. That member then gets an error.
+        // A member that is still opening this rank's memory gets an error. That is possible only if this rank has left
+        // the agreement early, for example because it lost the store.
         drop(offered);
         let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
         let cause = failure.as_ref().map(ToString::to_string);

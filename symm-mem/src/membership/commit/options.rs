@@ -13,12 +13,11 @@ pub struct CommitOptions {
     /// up to three eighths of this time. If it joins later, the commit is refused
     /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
-    /// After their decision, the members register windows, open each other's memory, or search for the first difference
-    /// between their allocation logs. After each of these actions, they wait for each other's outcomes. Each action and
-    /// each wait has its own time limit, equal on all members. The limit is a share of `deadline` (of the longest one,
-    /// if members pass different deadlines), and at most 10 min. The limit of an action (the whole search is one
-    /// action) is at least 10 s, and that of a wait is at least 5 s. With a short `deadline`, these minimums can make
-    /// the commit take longer than `deadline`.
+    /// After the members have decided, a commit has up to two stages. In one, the members search for the first
+    /// difference between their allocation logs. In the other, they register windows and open each other's memory. Each
+    /// stage has two time limits, equal on all members: one for the work, of at least 10 s, and one for the wait for
+    /// the outcomes of all members, of at least 5 s. Each limit is a share of the longest `deadline` among the members,
+    /// at most 10 min. Because of the minimums, a commit with a short `deadline` can take longer than `deadline`.
     ///
     /// Store requests that do not wait for a member have a limit of the store instead
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is

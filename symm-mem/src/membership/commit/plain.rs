@@ -22,9 +22,10 @@ impl Memberships {
     /// to keep the registrations. `left` is the time that remains until the commit's deadline. The time limit of the
     /// registration is the longer of `left` and [`ACTION_FLOOR`].
     ///
-    /// Returns a result, and the store's error if the store failed. The result is `Ok(true)` if all members keep their
-    /// registrations. It is `Ok(false)` if the members agreed to undo them and this rank has undone its own. It is an
-    /// error if the agreement failed or this rank could not undo its registrations.
+    /// Returns a result, and the store's error if the store failed. The result is:
+    /// - `Ok(true)` if all members keep their registrations.
+    /// - `Ok(false)` if the members agreed to undo them and this rank has undone its own.
+    /// - An error if the agreement failed, or if this rank could not undo its registrations.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
@@ -67,9 +68,11 @@ impl Memberships {
     }
 
     /// Applies the result of the agreement on the plain registration of `segments`, and publishes the group's new state
-    /// in the pool's table. `undone` is the result of this rank's attempt to undo its registrations, or `Ok` if no
-    /// attempt was necessary. `registered` are the registrations of this rank, by ordinal. `cause` is the store's
-    /// error, if the store failed. Returns the result of [`GroupState::conclude_plain`].
+    /// in the pool's table. Returns the result of [`GroupState::conclude_plain`].
+    ///
+    /// - `undone` is the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary.
+    /// - `registered` are the registrations of this rank, by ordinal.
+    /// - `cause` is the store's error, if the store failed.
     pub(crate) fn end_plain(
         &self,
         group_state: &mut GroupState,

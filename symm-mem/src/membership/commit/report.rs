@@ -20,10 +20,14 @@ pub struct CommitReport {
     pub segments: usize,
     /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
-    /// The reason why the new segments have no windows: the group has one member, NCCL does not support windows for the
-    /// group, or [`CommitOptions::windows`](crate::CommitOptions::windows) is false. `None` if they have windows, or if
-    /// this rank [skipped](crate::PoolScope::finish) the commit. In the latter case, the other members have skipped it
-    /// too, or get an error instead of a report. Even without windows, a block has the same offset on every rank.
+    /// The reason why the new segments have no windows:
+    /// - The group has one member.
+    /// - NCCL does not support windows for the group.
+    /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
+    ///
+    /// `None` if they have windows, or if this rank [skipped](crate::PoolScope::finish) the commit. If this rank
+    /// skipped it, each other member has skipped it too, or gets an error instead of a report. Even without windows, a
+    /// block has the same offset on every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo their registrations, and

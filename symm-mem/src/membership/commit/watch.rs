@@ -27,8 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the
 /// outcomes of all members. The thread aborts the communicator if the verdict says that the group is poisoned, or if a
 /// failure of the agreement is stored in place of the verdict. Without the abort, the registration of this member might
-/// never return. After any other verdict, the thread ends. Dropping this value makes the thread end, but does not wait
-/// for its end.
+/// never return. Dropping this value makes the thread end, but does not wait for its end.
 pub(super) struct Watch {
     /// The handle that aborts the communicator. It is shared with the thread, which has no other reference to the
     /// communicator. The drop of the [`Watch`] removes the handle, so that a thread that still waits for the store does
@@ -37,15 +36,14 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches for a verdict under `verdict_key` until `deadline`.
-    ///
-    /// If members are lost, the thread delays the abort, so that the error that ends the group names them: the health
-    /// monitor keeps only the first reason for the end, which would otherwise be the abort. The thread waits until
-    /// `health` has a reason, for at most two heartbeat intervals and not past `deadline`.
-    ///
-    /// Members are lost if the verdict is [`Poison::MembersLost`], or if a failure of the agreement is stored in its
-    /// place. The exception is [`Failure::Unreadable`]: a member's outcome cannot be decoded, but that member is not
-    /// lost. After this failure, and after other verdicts that poison the group, the thread aborts at once.
+    /// Watches for a verdict under `verdict_key` until `deadline`. The thread's action depends on the stored value:
+    /// - [`Failure::Unreadable`] (a member's outcome cannot be decoded): it aborts at once.
+    /// - Another failure of the agreement, or the verdict [`Poison::MembersLost`]: members are lost. The thread waits
+    ///   until `health` has a reason for the end of the group, for at most two heartbeat intervals and not past
+    ///   `deadline`, and then aborts. The health monitor keeps only the first reason. So without the wait, the group's
+    ///   error would give the abort instead of the lost members.
+    /// - Another verdict that poisons the group: it aborts at once.
+    /// - Any other verdict: it ends without an abort.
     ///
     /// If the system cannot start a thread, nothing watches. A registration that cannot succeed then ends only at its
     /// deadline.

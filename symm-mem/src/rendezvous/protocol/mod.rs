@@ -6,8 +6,7 @@
 //!   rank, or members have different lists of members.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
-//! mapped the memory. That is the current rendezvous, or an earlier one if all members still have the mappings that it
-//! made.
+//! mapped the memory: an earlier one, if all members still have its mappings, or else the current one.
 
 mod decide;
 mod record;

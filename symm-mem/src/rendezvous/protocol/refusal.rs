@@ -8,11 +8,13 @@ use crate::{
     sharing::{Uuid, sharing_refusal},
 };
 
-/// The reason why a rendezvous failed. All members get the same value, except in the two cases below. Mappings that the
-/// failed rendezvous made are removed, and mappings of earlier ones stay. The members can call `rendezvous` again.
+/// The reason why a rendezvous failed. Mappings that the failed rendezvous made are removed, and mappings of earlier
+/// ones stay. The members can call `rendezvous` again.
 ///
-/// The two cases: another process runs as this rank, or this rank has another list of members than the others. In these
-/// cases, it is possible that only this rank gets the refusal, and that the others have mapped their memory.
+/// All members get the same value, except in the following cases. In these, it is possible that only this rank gets the
+/// refusal, and that the others have mapped their memory:
+/// - Another process runs as this rank.
+/// - This rank has another list of members than the others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
@@ -149,9 +151,10 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// After all ranks had posted their records, ranks stopped taking part, for example because their processes ended.
-    /// Or the group ended during the agreement. In the second case, `missing` is the rank that ended the group or, if
-    /// the group's error names no rank, the rank that reported the end.
+    /// One of these happened:
+    /// - Ranks stopped taking part after all had posted their records, for example because their processes ended.
+    /// - The group ended during the agreement. `missing` is the rank that ended the group or, if the group's error
+    ///   names no rank, the rank that reported the end.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
