@@ -104,22 +104,28 @@ impl World {
                 );
             }
         }
-        let mut met = ended.iter().filter(|it| !self.comes_after_all(it, ended));
+        let mut met = ended.iter().filter(|it| !self.comes_after_next(it));
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if `late` is a timeout, and each rank that it reports as missing has ended the meeting before the
-    /// rank of `late` came. This is possible only if the missing rank's list of members lacks the rank of `late`. The
-    /// missing rank then does not wait for that rank, and removes its own record when it ends the meeting.
-    fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
+    /// Returns true if `late` is a timeout, and each rank that it reports as missing had ended the next meeting of the
+    /// same kind before the rank of `late` came. This is possible only if the missing rank's list of members lacks the
+    /// rank of `late`. The missing rank then does not wait for that rank. The list of members of a meeting, which tells
+    /// a late rank that the lists differ, stays in the store until the next meeting of the kind has ended.
+    fn comes_after_next(&self, late: &Ended) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
         // After it begins the meeting, the rank of `late` needs up to 8 messages until it reads the decision. If a
-        // missing rank ends the meeting during this time, the rank of `late` may still come too late to meet it.
+        // missing rank ends the next meeting during this time, the rank of `late` may still come too late.
         let looks = late.span.begun + 8 * self.scenario.slowest;
+        let is_next = |it: &Ended| {
+            it.span.meeting.kind == late.span.meeting.kind
+                && it.span.meeting.round > late.span.meeting.round
+                && it.ended <= looks
+        };
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);
-            !counts && ended.iter().any(|other| other.rank == it.rank && other.ended <= looks)
+            !counts && self.ended.iter().any(|other| other.rank == it.rank && is_next(other))
         })
     }
 }
