@@ -22,8 +22,8 @@ use crate::{
 /// - In an exchange, a member with too few free channels gets [`NoChannels`](ErrorKind::NoChannels) instead.
 /// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
 ///   that only this rank gets the error, and that the others have agreed without it.
-/// - If one member cannot register segments without windows by `ncclCommRegister`, all members undo their
-///   registrations. A member that cannot undo its own gets `Poisoned` alone.
+/// - Segments that get no windows are registered with `ncclCommRegister`. If this fails on one member, all members undo
+///   it. If a member cannot undo its own registration, only this member gets `Poisoned`.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};

@@ -232,10 +232,10 @@ pub enum Refusal {
         /// The reason.
         cause: String,
     },
-    /// Ranks are in different generations of one domain. A rank's generation is the number of times that it has created
-    /// the domain. There are two possible causes:
+    /// Ranks wait in agreements of different generations of one domain. Each time that a rank creates the domain, a new
+    /// generation of it begins on this rank. There are two possible causes:
     /// - Some ranks have created the domain more often than others.
-    /// - Ranks commit pools of two generations in different orders, and so wait for each other.
+    /// - Ranks have pools of two generations, commit them in different orders, and so wait for each other.
     ///   [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
@@ -245,11 +245,10 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the domain, by rank. Other ranks have no entry.
-        /// - If `circle` is empty: the generation of each present member, and of each missing rank that is in an
-        ///   earlier generation.
-        /// - Otherwise: for each rank in `circle` that waits in an agreement of this domain, the generation of this
-        ///   agreement.
+        /// The generations of the domain, by rank, with an entry for these ranks only:
+        /// - If `circle` is empty: each present member, and each missing rank that is in an earlier generation.
+        /// - Otherwise: each rank in `circle` that waits in an agreement of this domain. Its entry is the generation of
+        ///   this agreement.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,

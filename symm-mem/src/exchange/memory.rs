@@ -76,14 +76,13 @@ impl Memory {
     /// [handles](caching_alloc::driver::Sharing), peers in other processes use its file descriptor or fabric handle. If
     /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
-    /// The block stays allocated, and its segments are neither moved nor released, until no rank needs the memory any
-    /// more. Then the block is freed to its stream's cache. By then, work on the block that the caller has enqueued on
-    /// other streams must have ended, or the caller must have [recorded](caching_alloc::core::Block::record_stream)
-    /// those streams.
+    /// A block of a [re-mappable](caching_alloc::core::PoolKind) pool may lie in several segments, called pages, each
+    /// with its own handle. Such a block can be shared as a [region](super::Exchange::share_regions). A
+    /// [`Transfer`](super::Transfer) takes only a [`part`](Self::part) of the block that lies in one page.
     ///
-    /// A block of a re-mappable pool may lie in several pages. Each page is a segment with its own handle. Such a block
-    /// can be shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
-    /// [`part`](Self::part) of the block that lies in one page.
+    /// The block stays allocated, and its segments are neither moved nor released, until no rank needs the memory any
+    /// more. Then the block is freed to its stream's cache. If other streams use the block,
+    /// [record](caching_alloc::core::Block::record_stream) them, or make sure that their work has ended by then.
     ///
     /// # Errors
     /// [`TransferError::Unheld`] if a page of the block is about to move or to be released. [`TransferError::Driver`]
@@ -99,7 +98,7 @@ impl Memory {
     ///
     /// # Safety
     /// The allocation stays valid until `owner` is dropped. If the range lies in a mapping of virtual memory, the
-    /// mapping begins at the first byte of its physical memory, because peers map the physical memory from there.
+    /// mapping must begin at the first byte of its physical memory, because peers map the physical memory from there.
     ///
     /// # Errors
     /// [`TransferError::Driver`] if the driver fails, or did not allocate `ptr`. [`TransferError::OutOfBounds`] if the

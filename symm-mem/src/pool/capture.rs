@@ -1,5 +1,5 @@
-//! Declared graph captures. During a declared capture, the pool does not grow. A pin keeps the blocks that the graph
-//! uses allocated, during the capture and afterwards.
+//! Declared graph captures. During a declared capture, the pool does not grow. A pin keeps the graph's blocks
+//! allocated, during the capture and afterwards.
 
 use std::sync::Arc;
 
@@ -65,8 +65,8 @@ impl Drop for PoolCapture {
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
-    /// Fields are dropped in the order of their declaration, so every rank frees the blocks in the same order: first
-    /// the blocks that only the pin keeps, then the blocks that only `blocks` keeps.
+    /// Declared before `blocks`, because fields are dropped in the order of their declaration. So every rank frees
+    /// first the blocks that only `_hold` keeps, and then those that only `blocks` keeps.
     _hold: Arc<GraphHold>,
     segments: Vec<u32>,
     blocks: Vec<SymmetricBlock>,

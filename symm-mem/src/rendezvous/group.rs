@@ -164,12 +164,12 @@ impl GroupInfo {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }
 
-    /// Makes the error for a failed agreement of the group's members. The kind of the error is:
+    /// Makes the error for a failed agreement of the group's members. If the group has not ended, its kind is `kind`.
     ///
-    /// - `kind`, if the group has not ended.
-    /// - `kind`, if it is a refusal of a rendezvous or an exchange, because all members get the refusal. Exception: a
-    ///   refusal that only names missing or lost members, because the end of the group can be its cause.
-    /// - [`ErrorKind::GroupOver`] in all other cases.
+    /// If the group has ended, its kind is [`ErrorKind::GroupOver`], because the end of the group is the probable cause
+    /// of the failure. Exception: a refusal of a rendezvous or an exchange has other causes, and all members must get
+    /// the same one, so its kind is `kind`. This does not apply to a refusal that only names missing or lost members,
+    /// because the end of the group can be its cause.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),

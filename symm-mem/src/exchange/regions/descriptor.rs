@@ -48,10 +48,10 @@ struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The piece of this rank, then the piece of the peer: the index of the region, and the index of the piece in the
-    /// region. A peer's region has one piece in each allocation, because a copy must not span two allocations of a
-    /// peer, even if they are mapped at adjacent addresses. A region of this rank is one piece: a copy may span several
-    /// of this rank's allocations.
+    /// This rank's piece, then the peer's. Each is a pair: the index of the region, and the index of the piece in the
+    /// region. A peer's region is split into one piece for each allocation, because a copy must not span two
+    /// allocations of a peer, even if they are mapped at adjacent addresses. A region of this rank is one piece,
+    /// because a copy may span several of this rank's allocations.
     pieces: [(usize, usize); 2],
 }
 
@@ -119,7 +119,8 @@ pub(super) fn copies(
     Ok(joined.into_iter().map(|part| part.copy).collect())
 }
 
-/// Returns the parts of a range of a region, as [`RegionInfo::parts`], or the reason why the range is invalid.
+/// Splits the `bytes` bytes at `offset` in a region at the ends of the region's pieces. Returns the address, the length
+/// in bytes, and the index of the piece, for each. Fails if the range is empty or not inside the region.
 fn parts(
     side: Side,
     all: &[RegionInfo],

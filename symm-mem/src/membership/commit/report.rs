@@ -25,9 +25,8 @@ pub struct CommitReport {
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if they have windows, or if this rank [skipped](crate::PoolScope::finish) the commit. If this rank
-    /// skipped it, each other member has skipped it too, or gets an error instead of a report. Even without windows, a
-    /// block has the same offset on every rank.
+    /// `None` if they have windows, or if this rank had nothing to commit and so [skipped](crate::PoolScope::finish)
+    /// the commit. Then each other member has skipped it too, or gets an error instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo their registrations, and
@@ -45,7 +44,8 @@ pub struct CommitReport {
 }
 
 impl CommitReport {
-    /// Returns the report of a commit without new segments for a group whose segments have `standings`.
+    /// Returns the report of a commit for `group` without new segments. `standings` are the states of the pool's
+    /// segments in the group; the totals in the report are computed from them.
     pub(super) fn of(group: GroupId, standings: &Standings) -> Self {
         Self {
             group,
