@@ -223,6 +223,7 @@ fn a_sender_waits_longer_for_a_buffer_than_its_receiver_for_the_copy() {
                 job.group.raw().recv(at_block(1), 2, &other).unwrap();
                 at.wait();
                 at.wait();
+                at.wait();
                 thread::scope(|scope| {
                     let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
                     other.synchronize().unwrap();
@@ -241,6 +242,8 @@ fn a_sender_waits_longer_for_a_buffer_than_its_receiver_for_the_copy() {
                 at.wait();
                 job.group.raw().send(at_block(0), 1, &job.stream).unwrap();
                 assert_eq!(job.report().0, 1);
+                // The abort ends the group on all ranks, so rank 2 sends first.
+                at.wait();
                 thread::scope(|scope| {
                     let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
                     other.synchronize().unwrap();
@@ -255,6 +258,7 @@ fn a_sender_waits_longer_for_a_buffer_than_its_receiver_for_the_copy() {
                 hold().unwrap();
                 job.group.raw().send(at_block(1), 1, &job.stream).unwrap();
                 assert_eq!(job.report().0, 1);
+                at.wait();
                 at.wait();
                 at.wait();
                 open();
