@@ -430,8 +430,10 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     // All members are on one host, so file descriptors are enough.
     let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
     let of_call = |error: Error| call.error(error.into_kind());
-    let rendezvous = Rendezvous::of(group, meeting).map_err(of_call)?;
-    let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
+    // The path signals through its flag pages, so it needs no signal pads.
+    let (rendezvous, site) = Rendezvous::without_pads(group.into(), context, meeting).map_err(of_call)?;
+    let made = site.map_err(ErrorKind::from).and_then(|()| options.check(world));
+    let memory = match made.and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
         Err(kind) => {
             // The others get this rank's error at once, so they do not wait for this rank.

@@ -119,6 +119,11 @@ impl SymmetricMemory {
         self.buffer.bytes()
     }
 
+    /// The length in bytes of this rank's allocation that contains the buffer. 0 for a retired segment.
+    pub(crate) fn allocated_bytes(&self) -> usize {
+        self.buffer.allocation().map_or(0, |allocation| allocation.bytes)
+    }
+
     /// The address of a rank's buffer, as seen by this rank's device.
     ///
     /// # Errors

@@ -172,24 +172,37 @@ impl Rendezvous {
     /// - [`ErrorKind::OutOfStep`] for a bug of this crate.
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
-        let life = life(&info).map_err(|error| call.error(error))?;
-        let known = Site::of(context);
-        let site = known.as_ref().map_or_else(|_| Site::of_process(), Clone::clone);
-        let group = Arc::new(PeerGroup::new(info, context, site));
-        let inner = Inner { group, options, life, next: Mutex::new(0) };
-        let rendezvous = Self { inner: Arc::new(inner) };
+        let (rendezvous, site) = Self::without_pads(info, context, options)?;
         // During an open capture, the driver could refuse the calls below, or they could invalidate the capture. The
         // relaxed mode prevents both.
         let _relaxed = RelaxedCapture::enter(context.driver());
-        let own = known
+        let own = site
             .map_err(Into::into)
-            .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
+            .and_then(|()| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
         // A rank that could not make its pad takes part too, and posts the reason to the others.
         let buffer = own.as_ref().map(|own| Buffer::from(&own.memory));
         let pads = rendezvous.meet(buffer.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
         rendezvous.inner.group.set_pads(Pads::new(own, pads.buffers));
         Ok(rendezvous)
+    }
+
+    /// Like [`new`](Self::new), but the members map no signal pads. So the [`SymmetricMemory`] of this object must not
+    /// be used for signals. Contacts no other member. The second value is an error if the driver cannot describe this
+    /// rank's device. The caller must then [`decline`](Self::decline) the first rendezvous.
+    pub(crate) fn without_pads(
+        info: GroupInfo,
+        context: &Context,
+        options: RendezvousOptions,
+    ) -> Result<(Self, cuda_driver::Result<()>), Error> {
+        let life = life(&info).map_err(|error| info.call(OPERATION).error(error))?;
+        let (site, known) = match Site::of(context) {
+            Ok(site) => (site, Ok(())),
+            Err(error) => (Site::of_process(), Err(error)),
+        };
+        let group = Arc::new(PeerGroup::new(info, context, site));
+        let inner = Inner { group, options, life, next: Mutex::new(0) };
+        Ok((Self { inner: Arc::new(inner) }, known))
     }
 
     /// The group.

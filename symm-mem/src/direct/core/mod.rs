@@ -133,9 +133,9 @@ impl Core {
         })
     }
 
-    /// Device memory of this rank's rings, in bytes.
+    /// Device memory that is allocated for this rank's rings, in bytes.
     pub(super) fn device_bytes(&self) -> u64 {
-        self.memory.bytes() as u64
+        self.memory.allocated_bytes() as u64
     }
 
     pub(super) fn report(&self) -> DirectReport {

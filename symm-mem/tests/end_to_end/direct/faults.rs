@@ -19,8 +19,8 @@ use super::rig::{Machine, buffer, bytes, far, is_given_up, pattern, small};
 /// and of the rest.
 const MAKING: [(&str, &[u64]); 7] = [
     ("cuDeviceGetUuid_v2", &[1]),
-    ("cuMemCreate", &[1, 3]),
-    ("cuMemMap", &[1, 5]),
+    ("cuMemCreate", &[1, 2]),
+    ("cuMemMap", &[1, 3]),
     ("cuMemSetAccess", &[1]),
     ("cuMemHostRegister_v2", &[1, 2]),
     ("cuMemHostGetDevicePointer_v2", &[1]),

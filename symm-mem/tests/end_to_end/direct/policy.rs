@@ -1,7 +1,10 @@
 //! Reports of a group about its path, and the conditions for a path.
 
 use process_group::group::{Explanation, GroupErrorKind, P2pPolicy, PeerChannel, Request};
-use symm_mem::{ErrorKind, direct};
+use symm_mem::{
+    ErrorKind,
+    direct::{self, DirectOptions},
+};
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
 
@@ -57,7 +60,7 @@ fn a_group_tells_its_path_and_the_recorder_what_went_there() {
         assert_eq!(report.peers, [PeerChannel::Path; 2]);
         assert_eq!(report.explanations, [Explanation::OnPath]);
         let path = report.path.unwrap();
-        assert_eq!((path.name, path.device_bytes), ("direct", small().device_bytes(2).unwrap() as u64));
+        assert_eq!((path.name, path.device_bytes), ("direct", 2 << 20));
         assert!(path.description.contains("3 slots of 64 bytes, and 2 for graphs"), "{}", path.description);
 
         let dump = group.dump();
@@ -158,4 +161,25 @@ fn an_installation_that_a_member_leaves_names_the_group_and_the_end() {
         group.abort(far()).unwrap();
     });
     machine.finish();
+}
+
+/// With the default options, installing the path allocates at most 2 MiB of device memory for each peer. The addresses
+/// of the ranks' memory take less than 64 KiB more.
+#[test]
+fn a_path_takes_at_most_2_mib_for_each_peer() {
+    for size in [2, 4] {
+        let machine = Machine::start(size);
+        machine.ranks(size, |rank| {
+            let group = rank.builder().build().unwrap();
+            let free = || rank.context.memory_info().unwrap().0;
+            let before = free();
+            direct::install(&group, DirectOptions::default()).unwrap();
+            let taken = before - free();
+            assert!(taken <= (size - 1) * (2 << 20) + (64 << 10), "{taken} bytes for {} peers", size - 1);
+            assert!(group.p2p().path.unwrap().device_bytes as usize <= taken);
+            rank.installed.wait();
+            group.destroy(far()).unwrap();
+        });
+        machine.finish();
+    }
 }
