@@ -52,7 +52,7 @@
 //! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order fails by its deadline, with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
-//! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
+//! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`RegistrationState`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
 //! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. Exception: the memory of a retired segment is freed earlier, but only once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
 //! | I11 | the memory of a block that captured work uses goes to no other block while the graph exists | each use in a capture pins the block ([`process_group::graph_memory`]); the graph and its executables hold the pin |
@@ -86,11 +86,13 @@ pub use domain::{Domain, DomainError};
 pub use error::Error;
 pub use error_kind::ErrorKind;
 pub use membership::{
-    BufferLocation, CommitOptions, CommitReport, CommunicatorGroup, LookupError, RetireReport, Standing,
-    SymmetricGroup,
+    BufferLocation, CommitOptions, CommitReport, CommunicatorGroup, LookupError, RegistrationState,
+    RetireReport, SymmetricGroup,
 };
 pub use pool::{GraphPin, PoolCapture, SliceError, SymmetricBlock};
-pub use symmetric_pool::{Explanation, Path, PoolScope, PoolSource, SymmetricPool, Why, commit_all};
+pub use symmetric_pool::{
+    AccessPath, Explanation, PathReason, PoolScope, PoolSource, SymmetricPool, commit_all,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -9,7 +9,7 @@ use process_group::{
     group::{Buffer, GroupError, GroupErrorKind, Request},
 };
 use symm_mem::{
-    CommitOptions, Domain, Error, Geometry, Standing, SymmetricBlock, SymmetricGroup, SymmetricPool,
+    CommitOptions, Domain, Error, Geometry, RegistrationState, SymmetricBlock, SymmetricGroup, SymmetricPool,
     commit_all,
 };
 
@@ -83,7 +83,8 @@ impl Program {
             for (number, block) in blocks.iter().enumerate() {
                 self.sum(group, block, value(number, self.rank()), sum(number, &members))?;
                 let found = pool.lookup(block.ptr(), block.bytes(), group.id())?;
-                windowed &= found.is_some_and(|found| matches!(found.standing, Standing::Window { .. }));
+                windowed &=
+                    found.is_some_and(|found| matches!(found.standing, RegistrationState::Window { .. }));
             }
         }
         let how = match self.world.windows_supported() {

@@ -19,10 +19,10 @@ use process_group::store::Deadline;
 use super::{
     Fault, Quarantined,
     core::{Core, closed_key},
-    lease::{Lease, Standing},
+    lease::{Lease, LeaseState},
     quiet,
     shared::Shared,
-    watch::TICK,
+    watch::CHECK_INTERVAL,
 };
 use crate::lock::lock;
 
@@ -32,7 +32,8 @@ const ASK: Duration = Duration::from_millis(20);
 
 /// Longest time for which [`Exchange::close`](super::Exchange::close) waits after its deadline. In this time, the
 /// closing thread closes the plans whose transfers were aborted at the deadline. That usually takes a few polls of the
-/// device. It takes longer if the device does not answer, or if the thread waits for a [quiet moment](quiet::moment).
+/// device. It takes longer if the device does not answer, or if the thread waits for a [quiet
+/// moment](quiet::try_quiesce).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The state that the closing thread shares with the threads that use the exchange and its plans.
@@ -108,11 +109,11 @@ impl Closer {
         std::mem::take(&mut lock(&self.state).quarantine)
     }
 
-    /// Waits until this rank has closed the plans that it has dropped, for at most four [`TICK`]s. Called before each
-    /// agreement: an agreement keeps open all peers' memory that is open when it begins. So a dropped plan that is not
-    /// closed by then may have to wait until the agreement has ended.
+    /// Waits until this rank has closed the plans that it has dropped, for at most four [`CHECK_INTERVAL`]s. Called
+    /// before each agreement: an agreement keeps open all peers' memory that is open when it begins. So a dropped plan
+    /// that is not closed by then may have to wait until the agreement has ended.
     pub(super) fn catch_up(&self) {
-        let end = Deadline::after(4 * TICK);
+        let end = Deadline::after(4 * CHECK_INTERVAL);
         let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
         let mut state = lock(&self.state);
         while (state.busy || state.dropped.iter().any(is_closing)) && !end.expired() {
@@ -155,7 +156,7 @@ pub(super) fn run(shared: &Shared) {
         state.busy = false;
         closer.changed.notify_all();
         if !state.dropped.is_empty() {
-            let patience = if only_leases { ASK } else { TICK };
+            let patience = if only_leases { ASK } else { CHECK_INTERVAL };
             state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -174,19 +175,19 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
     }
     if let Stage::Lent(lease) = &mut stage {
         match ask_peers(shared, &core, lease, hurry) {
-            Standing::Runs => return Some((core, stage)),
-            Standing::Overdue => {
+            LeaseState::Runs => return Some((core, stage)),
+            LeaseState::Overdue => {
                 let peers = lease.waiting().to_vec();
                 lock(&shared.closer.state).quarantine.push(Quarantined::new(core, peers));
                 return None;
             }
-            Standing::Over => {
+            LeaseState::Over => {
                 shared.slots().give_back(core.slots.clone());
                 stage = Stage::Over;
             }
         }
     }
-    let moment = core.may_wait_when_freed().then(quiet::moment);
+    let moment = core.may_wait_when_freed().then(quiet::try_quiesce);
     if matches!(moment, Some(None)) {
         return Some((core, stage));
     }
@@ -228,7 +229,7 @@ fn announce_closed(shared: &Shared, core: &Core) -> Lease {
 
 /// Reads from the store which peers have closed the plan, and returns the state of its lease. If `hurry` is true, a
 /// lease that still runs is overdue.
-fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, hurry: bool) -> Standing {
+fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, hurry: bool) -> LeaseState {
     let store = &shared.info.store;
     let said = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
     let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);

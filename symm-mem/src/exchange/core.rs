@@ -58,7 +58,7 @@ pub(super) struct CoreParts {
     /// This rank's [signal slots](super::slots): one for each transfer of a `Plan`, or one for the regions.
     pub(super) slots: Range<usize>,
     /// One element for each slot, in the order of `slots`.
-    pub(super) wires: Vec<Wire>,
+    pub(super) wires: Vec<TransferEndpoint>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
     /// True for regions, false for a `Plan`. If true, the closing thread tells the peer when this rank has dropped its
@@ -77,7 +77,7 @@ impl Deref for Core {
 /// The signals between this rank and a peer: those of one transfer of a `Plan`, or those of the regions of the two
 /// ranks.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct TransferEndpoint {
     /// The peer, as a rank of the job.
     pub(super) peer: u32,
     /// The words of this rank's slot, by which the peer signals to this rank.
@@ -90,7 +90,7 @@ pub(super) struct Wire {
     pub(super) turn: Mutex<Turn>,
 }
 
-impl Wire {
+impl TransferEndpoint {
     pub(super) fn new(peer: u32, own: Words, theirs: Words) -> Self {
         Self { peer, own, theirs, awaited: AtomicU32::new(0), turn: Mutex::default() }
     }
@@ -177,8 +177,8 @@ impl Core {
     /// For each allocation, the first of these cases applies:
     /// - Another plan uses the allocation: drops the reference. The allocation stays open until the other plan is
     ///   closed.
-    /// - Closing the allocation may wait for the device, and there is no [quiet moment](quiet::moment) now: keeps the
-    ///   reference.
+    /// - Closing the allocation may wait for the device, and there is no [quiet moment](quiet::try_quiesce) now: keeps
+    ///   the reference.
     /// - This rank has reported in an agreement under way that the allocation is open: keeps the reference.
     /// - None of the above: closes the allocation.
     ///
@@ -193,7 +193,7 @@ impl Core {
             if is_shared(&memory) {
                 return None;
             }
-            let moment = memory.may_wait_when_closed().then(quiet::moment);
+            let moment = memory.may_wait_when_closed().then(quiet::try_quiesce);
             if matches!(moment, Some(None)) {
                 return Some(memory);
             }

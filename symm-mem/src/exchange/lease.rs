@@ -28,7 +28,7 @@ pub(crate) struct Lease {
 
 /// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum LeaseState {
     /// Some peers have not closed the plan, so they may still access this rank's memory.
     Runs,
     /// All peers have closed the plan, possibly after the lease has expired.
@@ -50,12 +50,12 @@ impl Lease {
     }
 
     /// Removes the peers in `closed`, and returns the state at time `now`.
-    pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> Standing {
+    pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> LeaseState {
         self.waiting.retain(|peer| !closed.contains(peer));
         match (self.waiting.is_empty(), now >= self.until) {
-            (true, _) => Standing::Over,
-            (false, false) => Standing::Runs,
-            (false, true) => Standing::Overdue,
+            (true, _) => LeaseState::Over,
+            (false, false) => LeaseState::Runs,
+            (false, true) => LeaseState::Overdue,
         }
     }
 }
@@ -142,13 +142,13 @@ mod tests {
                 now += Duration::from_millis(later);
                 left.retain(|peer| *peer != closed);
                 let expected = match (left.is_empty(), now >= Duration::from_millis(100)) {
-                    (true, _) => Standing::Over,
-                    (false, true) => Standing::Overdue,
-                    (false, false) => Standing::Runs,
+                    (true, _) => LeaseState::Over,
+                    (false, true) => LeaseState::Overdue,
+                    (false, false) => LeaseState::Runs,
                 };
                 prop_assert_eq!(lease.step(&[closed], now), expected);
                 prop_assert_eq!(lease.waiting(), &left[..]);
-                if expected != Standing::Runs {
+                if expected != LeaseState::Runs {
                     break;
                 }
             }

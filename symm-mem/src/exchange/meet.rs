@@ -13,7 +13,7 @@ use process_group::{error_text, store::Deadline};
 use super::{
     Exchange, Memory, Named, Owner, Plan, Transfer,
     contribution::Contribution,
-    core::{Core, CoreParts, Wire},
+    core::{Core, CoreParts, TransferEndpoint},
     exports::{self, export},
     handles::Open,
     plan::TransferEnd,
@@ -287,7 +287,7 @@ impl Exchange {
             };
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
-            wires.push(Wire::new(route.peer, own, theirs));
+            wires.push(TransferEndpoint::new(route.peer, own, theirs));
             ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), remote });
         }
         let memory = Contribution::Transfers(transfers).memory();
@@ -310,7 +310,7 @@ impl Exchange {
         &self,
         (key, plan, generation): (&str, &str, u64),
         slots: Range<usize>,
-        wires: Vec<Wire>,
+        wires: Vec<TransferEndpoint>,
         memory: Vec<Memory>,
         imports: Open,
         is_regions: bool,
@@ -362,7 +362,7 @@ impl Exchange {
         }
         let wires = slots.clone().zip(peers).map(|(slot, peer)| {
             let own = words(shared.slab(), slot);
-            Wire::new(peer, own, own)
+            TransferEndpoint::new(peer, own, own)
         });
         let Record { plan, generation, .. } = &candidate.record;
         let core = self.core((key, plan, *generation), slots, wires.collect(), memory, opened, false);

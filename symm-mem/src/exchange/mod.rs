@@ -412,7 +412,7 @@ mod tests {
             let (end, is_ended) = mpsc::channel::<()>();
             thread::scope(|scope| {
                 scope.spawn(move || {
-                    let moment = quiet::moment().unwrap();
+                    let moment = quiet::try_quiesce().unwrap();
                     closing.send(()).unwrap();
                     // Waits for 100 ms, because `end` is dropped only after `Exchange::new` has returned.
                     let _ = is_ended.recv_timeout(Duration::from_millis(100));

@@ -14,7 +14,7 @@ use process_group::graph_memory;
 
 use super::{
     Awaited, Fault, Memory, Owner, Part, TransferError,
-    core::{Core, Wire},
+    core::{Core, TransferEndpoint},
     quiet,
 };
 
@@ -335,7 +335,7 @@ impl fmt::Debug for Plan {
 /// `None`, the stream captures the step, and waits and signals use the toggle words.
 fn run(
     step: &Step,
-    (wire, end): (&Wire, &TransferEnd),
+    (wire, end): (&TransferEndpoint, &TransferEnd),
     stream: &Stream,
     round: Option<u32>,
 ) -> Result<(), cuda_driver::Error> {

@@ -71,7 +71,7 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
 /// Returns the permission to close memory, or `None` if it cannot be given now. A process of one rank needs no quiet
 /// moment. A process of several ranks does, and none of its threads can enqueue a transfer until the permission is
 /// dropped.
-pub(super) fn moment() -> Option<Moment> {
+pub(super) fn try_quiesce() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
     {
@@ -89,7 +89,7 @@ fn unless_held<T>(tried: Result<T, TryLockError<T>>) -> Option<T> {
     }
 }
 
-/// The permission that [`moment`] returns.
+/// The permission that [`try_quiesce`] returns.
 pub(super) enum Moment {
     OfOneRank { _gate: RwLockReadGuard<'static, ()> },
     OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
@@ -105,8 +105,8 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // This lock is held until the rank is registered. `moment` locks the gate before it reads the list of
-            // ranks. So either memory is being closed and this lock fails, or `moment` sees the new rank.
+            // This lock is held until the rank is registered. `try_quiesce` locks the gate before it reads the list of
+            // ranks. So either memory is being closed and this lock fails, or `try_quiesce` sees the new rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -155,16 +155,16 @@ mod tests {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
             let new = |rank, patience| Present::new(rank, Deadline::after(patience));
             let first = new(0, far).unwrap();
-            let (closing, enqueueing) = (moment().unwrap(), enqueueing());
+            let (closing, enqueueing) = (try_quiesce().unwrap(), enqueueing());
             drop(enqueueing);
             let also_first = new(0, Duration::ZERO).unwrap();
             assert!(new(1, soon).is_none(), "memory is being closed");
             drop(closing);
             let second = new(1, far).unwrap();
             begun();
-            assert!(moment().is_none(), "a transfer is under way");
+            assert!(try_quiesce().is_none(), "a transfer is under way");
             ended();
-            let closing = moment().unwrap();
+            let closing = try_quiesce().unwrap();
             new(2, Duration::ZERO).unwrap();
             assert!(GATE.try_read().is_err(), "nobody enqueues while memory of several is closed");
             drop((closing, second, first, also_first));

@@ -37,7 +37,7 @@ use super::{
 use crate::lock::lock;
 
 /// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
-pub(super) const TICK: Duration = Duration::from_millis(5);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Interval at which the thread reads the abort words in this rank's slots, to see which peers have given up a plan.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -178,7 +178,7 @@ impl Watch {
             if deadline.expired() {
                 return false;
             }
-            let patience = deadline.remaining().min(TICK);
+            let patience = deadline.remaining().min(CHECK_INTERVAL);
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
@@ -216,7 +216,8 @@ pub(super) fn run(shared: &Shared) {
         ended.into_iter().for_each(|event| state.keep(event));
         watch.changed.notify_all();
         if !state.is_quiet() {
-            state = watch.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                watch.changed.wait_timeout(state, CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -16,7 +16,7 @@ use arc_swap::{ArcSwap, Guard};
 use caching_alloc::core::symmetric::Placement;
 use process_group::group::places_changed;
 
-use super::lookup::{BufferLocation, LookupError, Standing, Table};
+use super::lookup::{BufferLocation, LookupError, RegistrationState, Table};
 use crate::agreement::GroupId;
 
 /// Up to this number of segments, a look-up finds the segment of an address by counting the segments that begin at or
@@ -32,7 +32,7 @@ pub(crate) struct Index {
     begins: Vec<u64>,
     /// The end and the ordinal of each segment, in the order of `begins`.
     rest: Vec<(u64, u32)>,
-    groups: Vec<(GroupId, Vec<Standing>)>,
+    groups: Vec<(GroupId, Vec<RegistrationState>)>,
 }
 
 impl Index {
@@ -57,10 +57,10 @@ impl Index {
     }
 
     #[inline]
-    fn standing(&self, ordinal: u32, group: GroupId) -> Standing {
+    fn standing(&self, ordinal: u32, group: GroupId) -> RegistrationState {
         let of_group = self.groups.iter().find(|(id, _)| *id == group);
         let standing = of_group.and_then(|(_, standings)| standings.get(ordinal as usize));
-        standing.copied().unwrap_or(Standing::Pending)
+        standing.copied().unwrap_or(RegistrationState::Pending)
     }
 
     #[inline]

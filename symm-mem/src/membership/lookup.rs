@@ -13,7 +13,7 @@ use crate::{
 
 /// State of a segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum RegistrationState {
     /// Not committed for the group: the group's members must not use the segment as symmetric memory.
     Pending,
     /// Committed without a window: all members have agreed on the segment.
@@ -27,7 +27,7 @@ pub enum Standing {
     },
 }
 
-impl Standing {
+impl RegistrationState {
     fn serial(&self) -> Option<u64> {
         match self {
             Self::Window { serial } => Some(*serial),
@@ -42,7 +42,7 @@ pub struct BufferLocation {
     /// Segment and offset of the address, equal on all ranks of the domain.
     pub placement: Placement,
     /// State of this segment in the group of the look-up.
-    pub standing: Standing,
+    pub standing: RegistrationState,
 }
 
 /// Error of a look-up.
@@ -76,7 +76,7 @@ pub(super) struct Extent {
 /// States of a pool's segments in a group, by ordinal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
-    pub(super) standings: Vec<Standing>,
+    pub(super) standings: Vec<RegistrationState>,
     /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
@@ -87,10 +87,10 @@ pub(crate) struct Standings {
 impl Standings {
     /// Sets the state of segment `ordinal`. `window` has the segment's window, and the segment's offset in the window
     /// in bytes.
-    pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
+    pub(crate) fn enter(&mut self, ordinal: u32, standing: RegistrationState, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
-            self.standings.resize(at + 1, Standing::Pending);
+            self.standings.resize(at + 1, RegistrationState::Pending);
             self.windows.resize(at + 1, None);
         }
         self.standings[at] = standing;
@@ -106,7 +106,7 @@ impl Standings {
     ) {
         for ordinal in ordinals {
             if let Some(standing) = self.standings.get_mut(ordinal as usize) {
-                *standing = Standing::Registered;
+                *standing = RegistrationState::Registered;
             }
         }
         self.registered.extend(registered);
@@ -114,12 +114,12 @@ impl Standings {
 
     /// Number of segments that are committed for the group.
     pub(crate) fn committed(&self) -> usize {
-        self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
+        self.standings.iter().filter(|standing| **standing != RegistrationState::Pending).count()
     }
 
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
-        let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
+        let mut serials: Vec<u64> = self.standings.iter().filter_map(RegistrationState::serial).collect();
         // Equal serials are adjacent: the segments of a window have consecutive ordinals, except for retired segments
         // between them. `filter_map` has removed these, because they have no serial.
         serials.dedup();
@@ -129,14 +129,14 @@ impl Standings {
     /// The segments in the window of segment `ordinal`, including this segment. Empty if this segment has no window.
     fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
         let own = self.at(ordinal).serial();
-        let shares = move |standing: &Standing| own.is_some() && standing.serial() == own;
+        let shares = move |standing: &RegistrationState| own.is_some() && standing.serial() == own;
         (0..).zip(&self.standings).filter(move |(_, standing)| shares(standing)).map(|(ordinal, _)| ordinal)
     }
 
-    /// Resets segment `ordinal` to [`Standing::Pending`].
+    /// Resets segment `ordinal` to [`RegistrationState::Pending`].
     pub(crate) fn remove(&mut self, ordinal: u32) {
         if let Some(standing) = self.standings.get_mut(ordinal as usize) {
-            *standing = Standing::Pending;
+            *standing = RegistrationState::Pending;
         }
         if let Some(window) = self.windows.get_mut(ordinal as usize) {
             *window = None;
@@ -144,8 +144,8 @@ impl Standings {
         self.registered.retain(|(at, _)| *at != ordinal);
     }
 
-    fn at(&self, ordinal: u32) -> Standing {
-        self.standings.get(ordinal as usize).copied().unwrap_or(Standing::Pending)
+    fn at(&self, ordinal: u32) -> RegistrationState {
+        self.standings.get(ordinal as usize).copied().unwrap_or(RegistrationState::Pending)
     }
 }
 
@@ -210,7 +210,9 @@ impl Table {
 
     /// The groups for which segment `ordinal` is committed.
     pub(crate) fn groups_of(&self, ordinal: u32) -> impl Iterator<Item = GroupId> + '_ {
-        let has = move |(id, it): &(GroupId, Standings)| (it.at(ordinal) != Standing::Pending).then_some(*id);
+        let has = move |(id, it): &(GroupId, Standings)| {
+            (it.at(ordinal) != RegistrationState::Pending).then_some(*id)
+        };
         self.groups.iter().filter_map(has)
     }
 
@@ -288,7 +290,7 @@ mod tests {
                 table = table.with_segment(ordinal, begin, length);
             }
             let mut standings = Standings::default();
-            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, Standing::Agreed, None));
+            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, RegistrationState::Agreed, None));
             table = table.with_group(GROUP, standings);
 
             let lies = (0u32..).zip(&order).find_map(|(ordinal, slot)| {
@@ -303,8 +305,8 @@ mod tests {
                 }
                 Some((ordinal, begin, _)) => {
                     let standing = match (ordinal as usize) < committed {
-                        true => Standing::Agreed,
-                        false => Standing::Pending,
+                        true => RegistrationState::Agreed,
+                        false => RegistrationState::Pending,
                     };
                     let placement = Placement { ordinal, offset: address - begin };
                     prop_assert_eq!(found, Ok(Some(BufferLocation { placement, standing })));
@@ -320,25 +322,28 @@ mod tests {
         assert_eq!(table.lookup(1100, 0, GROUP), Ok(None));
         assert!(table.lookup(1099, u64::MAX, GROUP).is_err());
         let mut standings = Standings::default();
-        standings.enter(0, Standing::Agreed, None);
+        standings.enter(0, RegistrationState::Agreed, None);
         let gone = table.with_group(GROUP, standings.clone()).without_group(GROUP);
         let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.standing));
-        assert_eq!(pending, Ok(Some(Standing::Pending)));
+        assert_eq!(pending, Ok(Some(RegistrationState::Pending)));
     }
 
     #[test]
     fn a_retired_segment_is_found_by_nobody_and_its_number_stays_taken() {
         let mut standings = Standings::default();
-        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, Standing::Agreed, None));
+        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, RegistrationState::Agreed, None));
         assert_eq!(standings.committed(), 2);
         let table =
             Table::default().with_segment(0, 1000, 100).with_segment(1, 2000, 100).with_segment(2, 3000, 100);
         let table = table.with_group(GROUP, standings);
         let standing =
             |table: &Table, at| table.lookup(at, 1, GROUP).map(|found| found.map(|it| it.standing));
-        assert_eq!(standing(&table, 2000), Ok(Some(Standing::Pending)));
+        assert_eq!(standing(&table, 2000), Ok(Some(RegistrationState::Pending)));
         let table = table.without_segments(&[0]);
-        assert_eq!((standing(&table, 1000), standing(&table, 3000)), (Ok(None), Ok(Some(Standing::Agreed))));
+        assert_eq!(
+            (standing(&table, 1000), standing(&table, 3000)),
+            (Ok(None), Ok(Some(RegistrationState::Agreed)))
+        );
         assert_eq!((table.groups_of(0).count(), table.groups_of(2).count()), (0, 1));
     }
 }

@@ -35,7 +35,7 @@ mod retire;
 pub use self::{
     commit::{CommitOptions, CommitReport},
     group::{CommunicatorGroup, SymmetricGroup},
-    lookup::{BufferLocation, LookupError, Standing},
+    lookup::{BufferLocation, LookupError, RegistrationState},
     retire::RetireReport,
 };
 #[cfg(any(test, feature = "simulation"))]

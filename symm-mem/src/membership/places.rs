@@ -9,7 +9,7 @@ use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment};
 
 use super::{
     index::Published,
-    lookup::{BufferLocation, Standing},
+    lookup::{BufferLocation, RegistrationState},
 };
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
@@ -34,7 +34,7 @@ impl SymmetricPlaces for Places {
         let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {
             Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, standing }))
-                if standing != Standing::Pending =>
+                if standing != RegistrationState::Pending =>
             {
                 Some(format!("in segment {ordinal} of {:#} at offset {offset}", self.pool))
             }

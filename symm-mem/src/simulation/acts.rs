@@ -13,7 +13,7 @@ use super::{
     work::{Machine, Work},
     world::{Event, World, tell},
 };
-use crate::{Standing, agreement::PoolId, symmetric_pool::several};
+use crate::{RegistrationState, agreement::PoolId, symmetric_pool::several};
 
 impl World {
     /// Executes the next action of the rank's program, if there is one. Then schedules the action after it, unless the
@@ -186,7 +186,7 @@ impl World {
         };
         let life = state.life(id);
         let way = match (found.standing, self.library.is_plain(life, rank, ptr.0)) {
-            (Standing::Window { serial }, false) => {
+            (RegistrationState::Window { serial }, false) => {
                 let own = self.library.window(life, rank, serial);
                 let Some(own) = own.filter(|own| (own.address..own.address + own.bytes).contains(&ptr.0))
                 else {
@@ -195,8 +195,8 @@ impl World {
                 self.check_window(life, rank, serial, own)?;
                 Way::Window { serial, offset: ptr.0 - own.address }
             }
-            (Standing::Registered, true) => Way::Registered,
-            (Standing::Agreed | Standing::Pending, false) => Way::Without,
+            (RegistrationState::Registered, true) => Way::Registered,
+            (RegistrationState::Agreed | RegistrationState::Pending, false) => Way::Without,
             (standing, plain) => {
                 bail!(
                     "rank {rank} finds {place:?} as {standing:?} of group {id}; registered plainly: {plain}"

@@ -20,7 +20,7 @@ use super::{
     world::{Event, World, tell},
 };
 use crate::{
-    Standing,
+    RegistrationState,
     agreement::{Agreed, Ending, NoWindows, Segment},
     lock::lock,
     membership::{GroupState, commit::Done},
@@ -147,11 +147,11 @@ impl World {
             let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
             let standing = found.map_err(Violation::of)?.map(|found| found.standing);
             let right = match (standing, serials.get(at)) {
-                (Some(Standing::Window { serial }), Some(made)) => {
+                (Some(RegistrationState::Window { serial }), Some(made)) => {
                     let window = self.library.window(life, rank, serial);
                     with && serial == *made && window.is_some_and(|window| window.holds(&extent))
                 }
-                (Some(Standing::Agreed), _) => {
+                (Some(RegistrationState::Agreed), _) => {
                     !with
                         && (report.without != Some(NoWindows::SingleMember {})
                             || self.scenario.groups[&id.uid].len() == 1)

@@ -29,7 +29,7 @@ use crate::{
     exchange::{
         core::closed_key,
         handles::Open,
-        lease::{Lease, Standing},
+        lease::{Lease, LeaseState},
         protocol::{self, AllocationId, End, Ending, Export, Held, Part, Record, Route, missing},
     },
     rendezvous::protocol::Readiness,
@@ -367,9 +367,9 @@ impl World {
                     self.network.at_once().delete(&said(peer)).map_err(Violation::of)?;
                 }
                 match lease.step(&closed, now) {
-                    Standing::Runs => own.leases.push((plan, lease)),
-                    Standing::Over => own.slots.give_back(plan.slots),
-                    Standing::Overdue => own.quarantine.push(plan),
+                    LeaseState::Runs => own.leases.push((plan, lease)),
+                    LeaseState::Over => own.slots.give_back(plan.slots),
+                    LeaseState::Overdue => own.quarantine.push(plan),
                 }
             }
         }

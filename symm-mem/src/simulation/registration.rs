@@ -16,7 +16,7 @@ use super::{
     world::{Event, World},
 };
 use crate::{
-    Standing,
+    RegistrationState,
     agreement::{ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Start, WindowSupport, hash::chain},
     lock::lock,
 };
@@ -47,7 +47,7 @@ impl World {
         for extent in &extents {
             let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
             ensure!(
-                found.map(|found| found.standing) == Some(Standing::Pending),
+                found.map(|found| found.standing) == Some(RegistrationState::Pending),
                 "rank {rank} takes {:#x} for committed before it is: {found:?}",
                 extent.address
             );
@@ -154,8 +154,8 @@ impl World {
             for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
                 let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
                 match found.map(|found| found.standing) {
-                    Some(Standing::Window { serial }) => windows.push((state.life(id), serial)),
-                    Some(Standing::Registered) => plain.push((state.life(id), extent)),
+                    Some(RegistrationState::Window { serial }) => windows.push((state.life(id), serial)),
+                    Some(RegistrationState::Registered) => plain.push((state.life(id), extent)),
                     _ => {}
                 }
             }
@@ -246,7 +246,7 @@ impl World {
         }
         drop(group_state);
         let Ok(kept) = kept else { return Ok(()) };
-        let standing = if kept { Standing::Registered } else { Standing::Agreed };
+        let standing = if kept { RegistrationState::Registered } else { RegistrationState::Agreed };
         for extent in extents {
             let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
             let found = found.map_err(Violation::of)?;

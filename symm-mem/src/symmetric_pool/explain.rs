@@ -9,12 +9,12 @@ use super::SymmetricPool;
 use crate::{
     agreement::{GroupId, NoWindows, Poison, Refusal},
     lock::lock,
-    membership::{BufferLocation, Index, LookupError, Standing, SymmetricGroup},
+    membership::{BufferLocation, Index, LookupError, RegistrationState, SymmetricGroup},
 };
 
 /// The means by which a group's collectives access a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Path {
+pub enum AccessPath {
     /// Through a window: the members' kernels read and write each other's memory.
     Window {
         /// Number of windows that the group's communicator registered before this window; equal on all members.
@@ -32,7 +32,7 @@ pub enum Path {
 /// Reason for the path to a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum PathReason {
     /// All members have agreed on the window of the buffer's segment.
     Agreed,
     /// All members have agreed on the buffer's segment, but the segment is in no window. Contains the reason.
@@ -65,16 +65,16 @@ pub struct Explanation {
     /// The group.
     pub group: GroupId,
     /// Segment and offset of the buffer, equal on all ranks whose pools got the same requests. `None` for
-    /// [`Why::Elsewhere`], [`Why::SpansSegments`] and [`Why::OutsideDomain`].
+    /// [`PathReason::Elsewhere`], [`PathReason::SpansSegments`] and [`PathReason::OutsideDomain`].
     pub placement: Option<Placement>,
     /// True if a block of this rank's pool contains at least one byte of the buffer. Always false if `placement` is
     /// `None`. False with a placement means that the buffer's block was freed, or that it was never allocated.
     /// Collectives still access such a buffer without an error, until its segment is freed.
     pub is_allocated: bool,
     /// The path.
-    pub path: Path,
+    pub path: AccessPath,
     /// The reason for the path.
-    pub why: Why,
+    pub why: PathReason,
 }
 
 impl fmt::Display for Explanation {
@@ -84,26 +84,28 @@ impl fmt::Display for Explanation {
             write!(out, "segment {ordinal}, offset {offset}{absent}: ")?;
         }
         match self.path {
-            Path::Window { serial, offset } => write!(out, "window {serial} at {offset}")?,
-            Path::Registered => out.write_str("plain registration")?,
-            Path::Plain => out.write_str("no registration")?,
+            AccessPath::Window { serial, offset } => write!(out, "window {serial} at {offset}")?,
+            AccessPath::Registered => out.write_str("plain registration")?,
+            AccessPath::Plain => out.write_str("no registration")?,
         }
         let group = self.group;
         match &self.why {
-            Why::Agreed => write!(out, ", as the members of group {group} agreed"),
-            Why::NoWindow(reason) => write!(out, "; agreed without a window: {reason}"),
-            Why::NotRegistered { window, registration } => {
+            PathReason::Agreed => write!(out, ", as the members of group {group} agreed"),
+            PathReason::NoWindow(reason) => write!(out, "; agreed without a window: {reason}"),
+            PathReason::NotRegistered { window, registration } => {
                 write!(
                     out,
                     "; agreed without a window: {window}; nor registered plainly, because of {registration}"
                 )
             }
-            Why::Elsewhere => out.write_str("; it is not in this pool"),
-            Why::SpansSegments(error) => write!(out, "; {error}"),
-            Why::NotCommitted(None) => write!(out, "; not committed for group {group} yet"),
-            Why::NotCommitted(Some(refusal)) => write!(out, "; not committed for group {group}: {refusal}"),
-            Why::Poisoned(poison) => write!(out, "; group {group} is poisoned: {poison}"),
-            Why::OutsideDomain(ranks) => {
+            PathReason::Elsewhere => out.write_str("; it is not in this pool"),
+            PathReason::SpansSegments(error) => write!(out, "; {error}"),
+            PathReason::NotCommitted(None) => write!(out, "; not committed for group {group} yet"),
+            PathReason::NotCommitted(Some(refusal)) => {
+                write!(out, "; not committed for group {group}: {refusal}")
+            }
+            PathReason::Poisoned(poison) => write!(out, "; group {group} is poisoned: {poison}"),
+            PathReason::OutsideDomain(ranks) => {
                 write!(out, "; ranks {ranks:?} of group {group} are outside the domain")
             }
         }
@@ -114,15 +116,15 @@ impl SymmetricPool {
     /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also reports whether a block of
     /// this rank's pool contains any of these bytes.
     ///
-    /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
-    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer. This path
-    /// may differ between members.
+    /// Not collective. The members have agreed on the windows, so [`AccessPath::Window`] is the same on all of them.
+    /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
+    /// path may differ between members.
     ///
     /// If another thread commits the pool for the group, this call waits until the commit has ended. Exception: it does
     /// not wait if the buffer is in a window or not inside one segment of the pool, or if the group is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
-        let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };
+        let plain = if group.is_registered(ptr, bytes) { AccessPath::Registered } else { AccessPath::Plain };
         let explanation = |placement: Option<Placement>, path, why| {
             let blocks = placement.map(|placement| self.memory().arena().blocks_over(placement, bytes));
             let is_allocated = blocks.is_some_and(|blocks| !blocks.is_empty());
@@ -132,31 +134,33 @@ impl SymmetricPool {
         let outside = self.domain().outside(&group.ranks());
         let table = self.memberships().table();
         let BufferLocation { placement, standing } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
-            Err(error) => return otherwise(None, Why::SpansSegments(error)),
-            Ok(None) => return otherwise(None, Why::Elsewhere),
-            Ok(Some(_)) if !outside.is_empty() => return otherwise(None, Why::OutsideDomain(outside)),
+            Err(error) => return otherwise(None, PathReason::SpansSegments(error)),
+            Ok(None) => return otherwise(None, PathReason::Elsewhere),
+            Ok(Some(_)) if !outside.is_empty() => return otherwise(None, PathReason::OutsideDomain(outside)),
             Ok(Some(found)) => found,
         };
-        if let Standing::Window { serial } = standing {
+        if let RegistrationState::Window { serial } = standing {
             let begin = table.window(placement.ordinal, id).map_or(0, |(_, begin)| *begin);
-            let path = Path::Window { serial, offset: begin + placement.offset };
-            return explanation(Some(placement), path, Why::Agreed);
+            let path = AccessPath::Window { serial, offset: begin + placement.offset };
+            return explanation(Some(placement), path, PathReason::Agreed);
         }
         if let Some(poison) = table.poison(id) {
-            return otherwise(Some(placement), Why::Poisoned(poison.clone()));
+            return otherwise(Some(placement), PathReason::Poisoned(poison.clone()));
         }
         let group_state = self.memberships().known_state(id);
-        let why = group_state.map_or(Why::NotCommitted(None), |group_state| {
+        let why = group_state.map_or(PathReason::NotCommitted(None), |group_state| {
             let group_state = lock(&group_state);
             match group_state.why_without(placement.ordinal) {
-                Some(window) if standing == Standing::Agreed || standing == Standing::Registered => {
+                Some(window)
+                    if standing == RegistrationState::Agreed || standing == RegistrationState::Registered =>
+                {
                     let window = window.clone();
                     match group_state.why_unregistered(placement.ordinal) {
-                        Some(cause) => Why::NotRegistered { window, registration: cause.to_owned() },
-                        None => Why::NoWindow(window),
+                        Some(cause) => PathReason::NotRegistered { window, registration: cause.to_owned() },
+                        None => PathReason::NoWindow(window),
                     }
                 }
-                _ => Why::NotCommitted(group_state.pending().cloned()),
+                _ => PathReason::NotCommitted(group_state.pending().cloned()),
             }
         });
         otherwise(Some(placement), why)

@@ -25,7 +25,7 @@ use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
 use process_group::comm::{Group, Window};
 
 pub use self::{
-    explain::{Explanation, Path, Why},
+    explain::{AccessPath, Explanation, PathReason},
     scope::{PoolScope, PoolSource},
     several::commit_all,
 };
@@ -331,7 +331,7 @@ impl SymmetricPool {
 
     /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
     /// Device code and one-sided operations take a window and an offset as arguments. `None` if
-    /// [`lookup`](Self::lookup) does not find [`Standing::Window`](crate::Standing::Window).
+    /// [`lookup`](Self::lookup) does not find [`RegistrationState::Window`](crate::RegistrationState::Window).
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].

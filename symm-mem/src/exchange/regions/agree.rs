@@ -8,7 +8,7 @@ use super::{
     super::{
         Exchange, Memory,
         contribution::Contribution,
-        core::Wire,
+        core::TransferEndpoint,
         handles::Open,
         meet::Met,
         protocol::{RegionPiece, RegionRoute, SharedRegion},
@@ -105,7 +105,7 @@ impl Exchange {
         }
         let theirs = shared.slab.buffer_ptr(place).ok()?;
         let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
-        let wire = Wire::new(peer.rank, own, theirs);
+        let wire = TransferEndpoint::new(peer.rank, own, theirs);
         let memory = Contribution::Regions(regions).memory();
         let core = self.core(met.name(), own_slot..own_slot + 1, vec![wire], memory, imports, true);
         Some(Peer { core, regions: infos, waits: Mutex::new(0) })

@@ -6,10 +6,10 @@ use cuda_driver::DevicePtr;
 
 use super::super::{
     Owner,
-    core::{Core, Wire},
+    core::{Core, TransferEndpoint},
 };
 
-/// Index of the only [`Wire`] in the [`Core`] of a [`Peer`].
+/// Index of the only [`TransferEndpoint`] in the [`Core`] of a [`Peer`].
 pub(super) const WIRE: usize = 0;
 
 /// The state of a set of regions, which the clones of [`Regions`](super::Regions) share.
@@ -44,7 +44,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn wire(&self) -> &Wire {
+    pub(super) fn wire(&self) -> &TransferEndpoint {
         &self.core.wires[WIRE]
     }
 }

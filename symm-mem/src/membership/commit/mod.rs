@@ -38,7 +38,7 @@ pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
     group::{SymmetricGroup, end_poisoned},
     group_state::GroupState,
-    lookup::Standing,
+    lookup::RegistrationState,
     mapped::MappedSegment,
     memberships::Memberships,
     registration_guard::RegistrationGuard,
@@ -298,8 +298,8 @@ impl Memberships {
         let mut windows = windows.into_iter().filter(|_| without.is_none());
         for segment in offered.iter().take(new_segments) {
             let (standing, window) = match windows.next() {
-                Some((serial, window)) => (Standing::Window { serial }, window),
-                None => (Standing::Agreed, None),
+                Some((serial, window)) => (RegistrationState::Window { serial }, window),
+                None => (RegistrationState::Agreed, None),
             };
             standings.enter(segment.ordinal, standing, window);
         }

@@ -9,7 +9,7 @@ use process_group::{
     group::{GroupError, GroupErrorKind},
     store::{Deadline, Store},
 };
-use symm_mem::{Error, ErrorKind, GroupId, Poison, Policy, Refusal, Standing, SymmetricGroup};
+use symm_mem::{Error, ErrorKind, GroupId, Poison, Policy, Refusal, RegistrationState, SymmetricGroup};
 
 use super::{
     NCCL_2_28_9,
@@ -154,7 +154,7 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
         for group in groups.map(SymmetricGroup::id) {
             assert!(matches!(pool.poison(group), Some(Poison::StoreLost { .. })));
             let found = pool.lookup(at, 4, group).expect("in one segment").expect("in the pool");
-            assert_eq!(found.standing, Standing::Pending);
+            assert_eq!(found.standing, RegistrationState::Pending);
         }
         drop(pool);
         give_up(rank);

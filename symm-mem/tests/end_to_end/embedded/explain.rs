@@ -3,7 +3,8 @@
 use cuda_driver::DevicePtr;
 use gpu_sim::{Action, Injection};
 use symm_mem::{
-    CommunicatorGroup, GroupId, LookupError, NoWindows, Path, Poison, Policy, Refusal, SymmetricGroup, Why,
+    AccessPath, CommunicatorGroup, GroupId, LookupError, NoWindows, PathReason, Poison, Policy, Refusal,
+    SymmetricGroup,
 };
 
 use super::{NCCL_2_28_3, NCCL_2_28_9, job::soon, on_ranks, options, run, windows};
@@ -15,16 +16,22 @@ fn a_buffer_is_explained_for_each_group() {
         let (first, block) = (pool.allocate(4096).expect("room"), pool.allocate(4096).expect("room"));
         let explain = |group: &dyn SymmetricGroup| pool.explain(block.ptr(), block.bytes(), group);
         let found = explain(&rank.world);
-        assert_eq!((found.path, &found.why), (Path::Plain, &Why::NotCommitted(None)));
+        assert_eq!((found.path, &found.why), (AccessPath::Plain, &PathReason::NotCommitted(None)));
         assert_eq!(found.placement, Some(block.placement()));
 
         assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
         assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
         let found = explain(&rank.world);
-        assert_eq!((found.path, found.why), (Path::Window { serial: 0, offset: 4096 }, Why::Agreed));
+        assert_eq!(
+            (found.path, found.why),
+            (AccessPath::Window { serial: 0, offset: 4096 }, PathReason::Agreed)
+        );
         let found = explain(&rank.dp);
-        assert_eq!((found.path, found.why), (Path::Plain, Why::NoWindow(NoWindows::SingleMember {})));
-        assert_eq!(explain(&rank.tp).why, Why::NotCommitted(None));
+        assert_eq!(
+            (found.path, found.why),
+            (AccessPath::Plain, PathReason::NoWindow(NoWindows::SingleMember {}))
+        );
+        assert_eq!(explain(&rank.tp).why, PathReason::NotCommitted(None));
 
         // The window that device code names, and the first byte of the buffer in it.
         let window = |group: GroupId| pool.window(block.ptr(), 4096, group).expect("in one segment");
@@ -35,14 +42,14 @@ fn a_buffer_is_explained_for_each_group() {
 
         let past = pool.explain(block.ptr(), 4 << 20, &rank.world);
         assert!(
-            matches!(past.why, Why::SpansSegments(LookupError::SpansSegments { ordinal: 0, .. })),
+            matches!(past.why, PathReason::SpansSegments(LookupError::SpansSegments { ordinal: 0, .. })),
             "{past}"
         );
         let elsewhere = pool.explain(DevicePtr(8), 1, &rank.world);
-        assert_eq!((elsewhere.placement, elsewhere.why), (None, Why::Elsewhere));
+        assert_eq!((elsewhere.placement, elsewhere.why), (None, PathReason::Elsewhere));
         let communicator = rank.world.communicator();
         let wide = CommunicatorGroup { id: GroupId { uid: 77, epoch: 0 }, ranks: vec![0, 5], communicator };
-        assert_eq!(explain(&wide).why, Why::OutsideDomain(vec![5]));
+        assert_eq!(explain(&wide).why, PathReason::OutsideDomain(vec![5]));
 
         // Explains a segment that the last commit left out, and a buffer that is registered with the communicator
         // alone.
@@ -50,23 +57,23 @@ fn a_buffer_is_explained_for_each_group() {
         let report =
             pool.commit(&rank.world, options().policy(Policy::Prefix)).expect("nothing is in common");
         let found = pool.explain(extra.ptr(), 4, &rank.world);
-        let Why::NotCommitted(Some(refusal @ Refusal::SegmentShapeMismatch { .. })) = found.why else {
+        let PathReason::NotCommitted(Some(refusal @ Refusal::SegmentShapeMismatch { .. })) = found.why else {
             panic!("{}", found)
         };
         assert_eq!(Some(refusal), report.pending);
         // SAFETY: it is deregistered before the block goes.
         let registration = unsafe { communicator.register(extra.ptr(), 4096, soon()) }.expect("it can be");
-        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, Path::Registered);
-        assert_eq!(pool.explain(extra.ptr(), 4097, &rank.world).path, Path::Plain);
+        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, AccessPath::Registered);
+        assert_eq!(pool.explain(extra.ptr(), 4097, &rank.world).path, AccessPath::Plain);
         registration.deregister(soon()).expect("it is registered");
-        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, Path::Plain);
+        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, AccessPath::Plain);
 
         // The segment of a freed block keeps its window.
         let at = block.ptr();
         assert!(explain(&rank.world).is_allocated);
         drop(block);
         let found = pool.explain(at, 4096, &rank.world);
-        assert_eq!((found.path, found.is_allocated), (Path::Window { serial: 0, offset: 4096 }, false));
+        assert_eq!((found.path, found.is_allocated), (AccessPath::Window { serial: 0, offset: 4096 }, false));
         let text = found.to_string();
         assert!(
             text.starts_with("segment 0, offset 4096 (no block is there; it may have been freed): "),
@@ -88,7 +95,7 @@ fn the_fallback_of_an_old_release_is_explained_alike_on_all() {
             let (pool, bucket) = rank.pool_with_bucket();
             pool.commit(&rank.world, options()).expect("the ranks agree");
             let found = pool.explain(bucket.ptr(), 4, &rank.world);
-            assert!(matches!(found.why, Why::NoWindow(NoWindows::Unsupported { .. })), "{found}");
+            assert!(matches!(found.why, PathReason::NoWindow(NoWindows::Unsupported { .. })), "{found}");
             drop((bucket, pool));
             rank.leave();
             found.to_string()
@@ -108,7 +115,7 @@ fn a_dead_group_is_explained_by_what_killed_it() {
             let (pool, bucket) = rank.pool_with_bucket();
             pool.commit(&rank.world, options()).expect_err("a registration fails");
             let found = pool.explain(bucket.ptr(), 4, &rank.world);
-            assert!(matches!(found.why, Why::Poisoned(Poison::RegistrationFailed { .. })), "{found}");
+            assert!(matches!(found.why, PathReason::Poisoned(Poison::RegistrationFailed { .. })), "{found}");
             drop((bucket, pool));
             rank.abandon();
         },

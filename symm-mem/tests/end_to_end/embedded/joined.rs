@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use caching_alloc::driver::{Sharing, VirtualMemorySource};
 use symm_mem::{
-    CommitOptions, Geometry, Path, Refusal, SymmetricBlock, SymmetricPool, Why, rendezvous::PeerBuffers,
+    AccessPath, CommitOptions, Geometry, PathReason, Refusal, SymmetricBlock, SymmetricPool,
+    rendezvous::PeerBuffers,
 };
 
 use super::{job, options, run, soon, windows};
@@ -67,7 +68,7 @@ fn a_block_of_a_later_segment_lies_behind_the_first_in_the_window() {
                 let found = pool.explain(second.ptr(), 4, &rank.world);
                 assert_eq!(
                     (found.path, &found.why),
-                    (Path::Window { serial: 0, offset: 2 * MIB }, &Why::Agreed)
+                    (AccessPath::Window { serial: 0, offset: 2 * MIB }, &PathReason::Agreed)
                 );
                 let window =
                     pool.window(second.ptr(), second.bytes(), rank.world.id()).expect("in one segment");

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use gpu_sim::{Action, Injection, World};
-use symm_mem::{NoWindows, Path, Standing, Why};
+use symm_mem::{AccessPath, NoWindows, PathReason, RegistrationState};
 
 use super::{NCCL_2_28_3, job::soon, options, run};
 
 const MIB: u64 = 1 << 20;
 
 /// The results of two ranks without windows for a block of their pool.
-fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, Path, Why)> {
+fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, AccessPath, PathReason)> {
     run(2, NCCL_2_28_3, prepare, |rank| {
         let (pool, block) = rank.pool_with_bucket();
         let report = pool.commit(&rank.world, options()).expect("the ranks agree");
@@ -19,7 +19,8 @@ fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, Path, Why)> {
         let found = pool.explain(block.ptr(), 4, &rank.world);
         let standing =
             pool.lookup(block.ptr(), 4, rank.world.id()).expect("in one segment").map(|it| it.standing);
-        let wanted = if report.registered { Standing::Registered } else { Standing::Agreed };
+        let wanted =
+            if report.registered { RegistrationState::Registered } else { RegistrationState::Agreed };
         assert_eq!(standing, Some(wanted));
         drop((pool, block));
         rank.leave();
@@ -30,8 +31,8 @@ fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, Path, Why)> {
 #[test]
 fn what_cannot_be_a_window_is_registered_plainly_on_all_members() {
     for (registered, path, why) in explained(|_| {}) {
-        assert!(registered && path == Path::Registered, "{path:?}");
-        assert!(matches!(why, Why::NoWindow(NoWindows::Unsupported { .. })), "{why:?}");
+        assert!(registered && path == AccessPath::Registered, "{path:?}");
+        assert!(matches!(why, PathReason::NoWindow(NoWindows::Unsupported { .. })), "{why:?}");
     }
 }
 
@@ -43,8 +44,8 @@ fn where_one_cannot_register_none_does_and_all_are_told_who() {
     };
     let told = explained(fail);
     for (registered, path, why) in &told {
-        assert!(!registered && *path == Path::Plain, "{path:?}");
-        let Why::NotRegistered { window: NoWindows::Unsupported { .. }, registration } = why else {
+        assert!(!registered && *path == AccessPath::Plain, "{path:?}");
+        let PathReason::NotRegistered { window: NoWindows::Unsupported { .. }, registration } = why else {
             panic!("{why:?}")
         };
         assert!(registration.starts_with("rank "), "{registration}");

@@ -14,8 +14,8 @@ use caching_alloc::{
 };
 use gpu_sim::{Action, Injection};
 use symm_mem::{
-    BufferLocation, CommitReport, Error, ErrorKind, Geometry, Poison, Refusal, RetireReport, Standing,
-    SymmetricBlock, SymmetricGroup, SymmetricPool,
+    BufferLocation, CommitReport, Error, ErrorKind, Geometry, Poison, Refusal, RegistrationState,
+    RetireReport, SymmetricBlock, SymmetricGroup, SymmetricPool,
 };
 
 use super::{NCCL_2_28_9, job, on_ranks, options, run, windows};
@@ -82,7 +82,10 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
             panic!("there is no such segment")
         };
         let found = pool.lookup(at, 4, rank.world.id()).expect("in one segment");
-        assert!(matches!(found, Some(BufferLocation { standing: Standing::Window { .. }, .. })), "{found:?}");
+        assert!(
+            matches!(found, Some(BufferLocation { standing: RegistrationState::Window { .. }, .. })),
+            "{found:?}"
+        );
 
         let report = retire(&pool, &[0], &groups).expect("nothing holds it");
         assert_eq!((report.ordinals, report.bytes, report.windows), (vec![0], 2 << 20, 2));

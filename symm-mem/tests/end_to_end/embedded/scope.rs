@@ -15,8 +15,8 @@ use caching_alloc::{
 use cuda_driver::{DevicePtr, graph::CaptureMode, memory::DeviceMemory};
 use process_group::store::{HashStore, Result, Store};
 use symm_mem::{
-    Domain, Error, ErrorKind, Geometry, PoolSource, Refusal, Standing, SymmetricBlock, SymmetricGroup,
-    SymmetricPool,
+    Domain, Error, ErrorKind, Geometry, PoolSource, Refusal, RegistrationState, SymmetricBlock,
+    SymmetricGroup, SymmetricPool,
 };
 
 use super::{
@@ -71,7 +71,7 @@ fn scoped(
 
 fn is_window(pool: &SymmetricPool, at: DevicePtr, group: &dyn SymmetricGroup) -> bool {
     let found = pool.lookup(at, 1, group.id()).expect("in one segment").expect("in the pool");
-    matches!(found.standing, Standing::Window { .. })
+    matches!(found.standing, RegistrationState::Window { .. })
 }
 
 #[test]

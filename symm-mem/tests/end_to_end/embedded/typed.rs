@@ -11,7 +11,7 @@ use cuda_driver::{
 use gpu_sim::World;
 use half::{bf16, f16};
 use process_group::{comm::ReduceOp, group::Scalar, store::HashStore};
-use symm_mem::{Domain, Geometry, SliceError, Standing, SymmetricPool};
+use symm_mem::{Domain, Geometry, RegistrationState, SliceError, SymmetricPool};
 
 use super::{
     NCCL_2_28_9,
@@ -28,7 +28,7 @@ fn sum<T: Scalar + Element>(rank: &Rank, pool: &SymmetricPool, value: T) -> Vec<
     pool.commit(&rank.world, options()).expect("the ranks agree");
     let found =
         pool.lookup(slice.device_ptr(), slice.bytes() as u64, rank.world.id()).expect("in one segment");
-    assert!(matches!(found.expect("in the pool").standing, Standing::Window { .. }));
+    assert!(matches!(found.expect("in the pool").standing, RegistrationState::Window { .. }));
     rank.stream.memcpy_htod(&[value; LENGTH], &mut slice).expect("it is copied");
     rank.world.all_reduce(&mut slice, ReduceOp::Sum).expect("it is enqueued");
     rank.stream.clone_dtoh(&slice).expect("it is copied")

@@ -20,7 +20,9 @@ use process_group::{
     store::{Store, barrier},
 };
 use rustix::process::{Pid, Signal, kill_process};
-use symm_mem::{CommitReport, CommunicatorGroup, GroupId, NoWindows, Refusal, Standing, SymmetricPool};
+use symm_mem::{
+    CommitReport, CommunicatorGroup, GroupId, NoWindows, Refusal, RegistrationState, SymmetricPool,
+};
 
 use super::NCCL;
 use crate::{
@@ -365,7 +367,7 @@ fn commit_with_facts(told: &Told, what: &str, which: &str) {
             assert_eq!((report.windows, calls), (0, 1));
             all_say(told, "reason", &reason(&report));
             let found = pool.lookup(block.ptr(), 4, id).unwrap().unwrap();
-            assert_eq!(found.standing, Standing::Registered);
+            assert_eq!(found.standing, RegistrationState::Registered);
         }
         _ => {
             // The library of one rank has returned at once, and the others wait for it.
@@ -379,7 +381,7 @@ fn commit_with_facts(told: &Told, what: &str, which: &str) {
             }
             assert_eq!((pool.poison(id).is_some(), calls), (true, 1), "{error}");
             let found = pool.lookup(block.ptr(), 4, id).unwrap().unwrap();
-            assert!(!matches!(found.standing, Standing::Window { .. }), "{found:?}");
+            assert!(!matches!(found.standing, RegistrationState::Window { .. }), "{found:?}");
         }
     }
     drop(block);

@@ -10,7 +10,7 @@ use process_group::{
     store::Store as _,
 };
 use symm_mem::{
-    BufferLocation, Domain, Geometry, GroupId, LookupError, Poison, Policy, Refusal, Standing,
+    BufferLocation, Domain, Geometry, GroupId, LookupError, Poison, Policy, Refusal, RegistrationState,
     SymmetricBlock, SymmetricGroup, SymmetricPool,
 };
 
@@ -34,7 +34,7 @@ fn seen(size: u32, job: impl Fn(&World, Rank) + Sync) {
     );
 }
 
-fn standing(pool: &SymmetricPool, block: &SymmetricBlock, group: GroupId) -> Standing {
+fn standing(pool: &SymmetricPool, block: &SymmetricBlock, group: GroupId) -> RegistrationState {
     let found = pool.lookup(block.ptr(), 4, group).expect("in one segment");
     let BufferLocation { standing, .. } = found.expect("in the pool");
     standing
@@ -53,7 +53,7 @@ fn a_commit_that_one_rank_makes_alone_pairs_with_no_later_call() {
         let error = early.unwrap_or_else(|| alone(Duration::from_secs(60))).expect_err("rank 0 was alone");
         let Some(Refusal::SyncTimeout { missing, .. }) = error.refusal() else { panic!("{error}") };
         assert_eq!(missing.iter().map(|it| it.rank).collect::<Vec<_>>(), [1], "{error}");
-        assert_eq!(standing(&pool, &second, rank.world.id()), Standing::Pending);
+        assert_eq!(standing(&pool, &second, rank.world.id()), RegistrationState::Pending);
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), 2);
         assert_eq!(pool.commit(&rank.world, options()).expect("both agree").new_windows, 1);
@@ -63,7 +63,8 @@ fn a_commit_that_one_rank_makes_alone_pairs_with_no_later_call() {
     });
 }
 
-/// Ranks 0 and 1 have committed a segment as a pair. That does not make it old for the world: each group has its own log.
+/// Ranks 0 and 1 have committed a segment as a pair. That does not make it old for the world: each group has its own
+/// log.
 #[test]
 fn a_segment_that_is_old_for_one_group_is_new_for_another() {
     seen(4, |world, rank| {
@@ -129,7 +130,7 @@ fn a_group_across_two_domains_is_refused_on_all_members() {
             assert_eq!(error.name(), "GroupOutsideDomain", "{error}");
             let others: Vec<u32> = group.ranks().into_iter().filter(|it| it / 2 != rank.rank / 2).collect();
             assert!(error.to_string().contains(&format!("{others:?}")), "{error}");
-            assert_eq!(standing(&pool, &block, group.id()), Standing::Pending);
+            assert_eq!(standing(&pool, &block, group.id()), RegistrationState::Pending);
         }
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), calls);
@@ -158,7 +159,7 @@ fn a_promise_that_only_pairs_keep_serves_the_pairs_alone() {
             let odd = group.global_ranks().iter().filter(|rank| **rank >= 2).count();
             let text = error.to_string();
             assert!(text.contains(if odd == 2 { "ranks 2, 3: 2" } else { ": 2" }), "{text}");
-            assert_eq!(standing(&pool, &block, group.id()), Standing::Pending);
+            assert_eq!(standing(&pool, &block, group.id()), RegistrationState::Pending);
         }
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), calls);
@@ -168,8 +169,8 @@ fn a_promise_that_only_pairs_keep_serves_the_pairs_alone() {
     });
 }
 
-/// The second segments of both ranks have the same ordinal and size by accident: rank 1 has made another request before.
-/// So later blocks lie at other offsets, and the segments are not paired.
+/// The second segments of both ranks have the same ordinal and size by accident: rank 1 has made another request
+/// before. So later blocks lie at other offsets, and the segments are not paired.
 #[test]
 fn segments_that_are_equal_by_accident_are_not_paired() {
     seen(2, |world, rank| {
@@ -189,7 +190,7 @@ fn segments_that_are_equal_by_accident_are_not_paired() {
         let prefix = options().policy(Policy::Prefix);
         let report = pool.commit(&rank.world, prefix).expect("it can always be committed");
         assert_eq!((report.new_windows, report.pending.map(|it| it.name())), (1, Some("AllocationDiverged")));
-        assert_eq!(standing(&pool, &late, rank.world.id()), Standing::Pending);
+        assert_eq!(standing(&pool, &late, rank.world.id()), RegistrationState::Pending);
         rank.sum(&first, &rank.world);
         rank.sum(&late, &rank.world);
         // The same request, at another offset.
@@ -245,8 +246,8 @@ fn a_block_is_placed_alike_whether_or_not_its_former_work_is_done() {
     });
 }
 
-/// A collective on a buffer that begins in one window and ends in the next one. The library would accept it, and read the
-/// peers' memory past the end of the first window.
+/// A collective on a buffer that begins in one window and ends in the next one. The library would accept it, and read
+/// the peers' memory past the end of the first window.
 #[test]
 fn a_buffer_over_the_end_of_a_window_is_refused() {
     seen(2, |world, rank| {
