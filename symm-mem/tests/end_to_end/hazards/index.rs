@@ -189,6 +189,11 @@ const HAZARDS: &[Entry] = &[
     ),
     // Numbers by process or by name, and keys that go before they are read.
     ("H20", HERE, &["subgroups_may_commit_more_often"]),
+    (
+        "H20",
+        "symm-mem/tests/end_to_end/rendezvous/meetings.rs",
+        &["groups_that_have_met_unequally_often_meet_in_the_world"],
+    ),
     ("H21", DOMAINS, &["a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone"]),
     (
         "H21",

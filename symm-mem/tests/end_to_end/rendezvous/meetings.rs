@@ -214,6 +214,30 @@ fn two_groups_share_an_allocation_and_no_pad() {
     });
 }
 
+/// The ranks of one pair have met more often than those of the other, when all meet in the world: by objects made before
+/// and after.
+#[test]
+fn groups_that_have_met_unequally_often_meet_in_the_world() {
+    on_ranks(4, |rank| {
+        let [world, tp, dp] = rank.groups().map(|group| Rendezvous::of(group, options()).unwrap());
+        for _ in 0..if rank.rank < 2 { 3 } else { 1 } {
+            let memory = rank.own(4096);
+            let shared = tp.rendezvous(&memory).unwrap();
+            each_reads_each(&shared, &|| rank.tp.barrier(soon()).unwrap());
+            rank.tp.barrier(soon()).unwrap();
+        }
+        let [again, _, _] = rank.groups().map(|group| Rendezvous::of(group, options()).unwrap());
+        for meeting in [&world, &again] {
+            let memory = rank.own(4096);
+            let shared = meeting.rendezvous(&memory).unwrap();
+            each_reads_each(&shared, &|| rank.meet());
+            rank.meet();
+        }
+        drop((again, world, tp, dp));
+        rank.leave();
+    });
+}
+
 #[test]
 fn who_comes_with_something_else_is_named_to_all() {
     type Come = fn(&Rank) -> Buffer;
