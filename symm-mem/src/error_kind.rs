@@ -84,7 +84,7 @@ pub enum ErrorKind {
     /// written it. The value is a list of members, a decision, or a verdict on the outcomes that members posted after a
     /// decision. So this member does not know the others' decision.
     #[error(
-        "what stands in the store cannot be read{}; check that no other program writes under its keys",
+        "a value in the store cannot be decoded{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
     )]
     Unreadable {

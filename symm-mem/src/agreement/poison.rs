@@ -80,7 +80,7 @@ pub enum Poison {
     },
     /// The outcome of a member's registration or deregistration cannot be decoded: another program has written it.
     #[error(
-        "OutcomeUnreadable: what rank {rank} posted after the decision cannot be read: {cause}; check that no other program writes under the keys of the pool"
+        "OutcomeUnreadable: the outcome of rank {rank} cannot be decoded: {cause}; check that no other program writes under the keys of the pool"
     )]
     OutcomeUnreadable {
         /// The member.

@@ -125,7 +125,7 @@ pub enum Refusal {
         values: ValuesByRank<String>,
     },
     /// A rank's record cannot be decoded.
-    #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
+    #[error("RecordUnreadable: the record of rank {rank} cannot be decoded: {cause}")]
     RecordUnreadable {
         /// The rank.
         rank: u32,

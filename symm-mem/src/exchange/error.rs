@@ -138,7 +138,7 @@ pub enum TransferError {
         transfers: usize,
     },
     /// This rank's role in the transfer does not allow the call.
-    #[error("WrongPart: in transfer {at} this rank {found}; `{asked}` is for who {}", match expected {
+    #[error("WrongPart: in transfer {at} this rank {found}; `{asked}` is for a rank that {}", match expected {
         [one] => one.to_string(),
         [one, other] => format!("{one}, or {other}"),
         _ => "has another part".to_owned(),

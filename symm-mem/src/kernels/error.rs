@@ -125,7 +125,7 @@ pub enum KernelError {
         kernel: Kernel,
     },
     /// A kernel that cannot work in place was called in place.
-    #[error("{kernel} in place: what it would overwrite, others still read")]
+    #[error("{kernel} cannot work in place: it would overwrite data that other ranks still read")]
     NotInPlace {
         /// The kernel.
         kernel: Kernel,

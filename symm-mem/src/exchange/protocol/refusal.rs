@@ -119,7 +119,7 @@ pub enum ExchangeRefusal {
         found: u64,
     },
     /// A peer needs memory of a rank, but can open none of the memory's handles.
-    #[error("OutOfReach: the memory of rank {rank} ({way}) cannot be had by rank {peer}{}", match other_host {
+    #[error("OutOfReach: rank {peer} cannot open the memory of rank {rank} ({way}){}", match other_host {
         true => ", which is on another host: allocate with fabric handles",
         false => ": allocate with handles that can be exported",
     })]

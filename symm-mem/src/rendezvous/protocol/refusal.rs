@@ -36,7 +36,7 @@ pub enum RendezvousRefusal {
         circle: Vec<Waiting>,
     },
     /// A rank's message cannot be decoded.
-    #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
+    #[error("RecordUnreadable: the record of rank {rank} cannot be decoded: {cause}")]
     RecordUnreadable {
         /// The rank.
         rank: u32,

@@ -457,7 +457,7 @@ fn what_no_collective_can_do_is_refused_before_a_launch() {
         let refused = unsafe { rank.kernels.all_to_all(&rank.stream, &rank.ranks, &call) };
         assert_eq!(
             refused.unwrap_err().to_string(),
-            "all_to_all in place: what it would overwrite, others still read"
+            "all_to_all cannot work in place: it would overwrite data that other ranks still read"
         );
         assert_eq!(world.calls("cuLaunchKernel"), launches);
     });
