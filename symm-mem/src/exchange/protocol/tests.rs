@@ -100,8 +100,10 @@ const DIFFERENCES: [Difference; 14] = [
         more.peer = 9;
         record.ends.push(more);
     }),
-    ("OutOfReach", &["rank 1 (legacy handle)", "by rank 2", "another host"], |record| record.site.host += 1),
-    ("OutOfReach", &["rank 2 (not at all)", "by rank 1"], |record| {
+    ("OutOfReach", &["rank 1 (legacy handle)", "rank 2 cannot open", "another host"], |record| {
+        record.site.host += 1
+    }),
+    ("OutOfReach", &["rank 2 (not at all)", "rank 1 cannot open"], |record| {
         record.exports[1].shared.handle = Handle::NONE;
     }),
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
@@ -249,7 +251,7 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("RecordUnreadable", &["rank 2", "9 bytes at byte 18446744073709551615 of region \"whole\""], |record| {
         offer(record).regions[0].pieces[0] = RegionPiece { export: 0, offset: u64::MAX, bytes: 9 };
     }),
-    ("OutOfReach", &["rank 2 (not at all)", "by rank 0"], |record| {
+    ("OutOfReach", &["rank 2 (not at all)", "rank 0 cannot open"], |record| {
         record.exports[1].shared.handle = Handle::NONE;
     }),
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
