@@ -9,6 +9,7 @@ use std::fmt;
 
 use super::{
     ValuesByRank,
+    ranks::split,
     wire::{wire_enum, wire_struct},
 };
 
@@ -40,15 +41,13 @@ impl Capabilities {
     /// Returns the first capability that differs between the ranks, and its value on each rank as text. Returns `None`
     /// if all are equal.
     pub(super) fn difference(of_ranks: &[(u32, &Self)]) -> Option<(Capability, ValuesByRank<String>)> {
-        let libraries = ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, it.library)));
+        let libraries = split(of_ranks, |it| it.library);
         if !libraries.is_unanimous() {
             return Some((Capability::Library, libraries.map(|code| code.to_string())));
         }
-        let has_windows = |it: &Self| it.windows == WindowSupport::Available;
-        let windows = ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, has_windows(it))));
+        let windows = split(of_ranks, |it| it.windows == WindowSupport::Available);
         // The reasons for missing windows are shown, but not compared: they may depend on a rank's environment.
-        let texts = || ValuesByRank::of(of_ranks.iter().map(|(rank, it)| (*rank, it.windows.to_string())));
-        (!windows.is_unanimous()).then(|| (Capability::Windows, texts()))
+        (!windows.is_unanimous()).then(|| (Capability::Windows, split(of_ranks, |it| it.windows.to_string())))
     }
 }
 

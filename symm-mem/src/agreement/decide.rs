@@ -14,7 +14,7 @@ use super::{
     opening,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
-    ranks::RankList,
+    ranks::{RankList, split},
     record::{Enqueued, Policy, Readiness, Record, Segment},
     refusal::{Membership, Refusal, Shape},
     search::Range,
@@ -95,10 +95,6 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
 
 fn searched(range: Range, after: After) -> Decision {
     Decision::Act { plan: Plan::Hashes { range, after } }
-}
-
-pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -> V) -> ValuesByRank<V> {
-    ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, value(record))))
 }
 
 fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {

@@ -1,11 +1,16 @@
-//! Lists of ranks and their binary form.
+//! Lists of ranks and their binary form, and values by rank.
 
 use std::fmt;
 
 use super::{
-    Ranks,
+    Ranks, ValuesByRank,
     wire::{Malformed, Reader, Wire},
 };
+
+/// Returns a value of each rank's record, by rank.
+pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -> V) -> ValuesByRank<V> {
+    ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, value(record))))
+}
 
 /// A list of ranks in any order. Lists in different orders are unequal. The binary form consists of runs of consecutive
 /// ranks. So the list of all ranks of a job takes only a few bytes in a record.

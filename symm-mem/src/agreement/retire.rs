@@ -25,10 +25,11 @@ use process_group::group::GroupId;
 
 use super::{
     PROTOCOL, ValuesByRank,
-    decide::{half_enqueued, not_ready, split},
+    decide::{half_enqueued, not_ready},
     ending::Ending,
     meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
+    ranks::split,
     record::{Enqueued, LogPoint, PoolId, Readiness},
     refusal::Refusal,
     start::{self, Start, evidence, explain, patience},
