@@ -100,8 +100,9 @@ impl Driver {
 
     /// Returns true if both values are of the same library. CUDA handles and addresses from one are then valid for
     /// the other.
+    #[must_use]
     #[inline]
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         self.identity() == other.identity()
     }
 

@@ -24,6 +24,7 @@
 //! | --- | --- |
 //! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
+//! | [`graph_memory`] | owners of memory that captured work uses by address |
 //! | [`mod@slice`] | typed device and pinned slices, and safe copies between them |
 //! | [`memory`] | [`DevicePtr`], untyped memory, memory pools, legacy IPC handles, pointer queries |
 //! | [`module`] | device code (PTX and binaries), the log of the driver's compiler, kernels and their launches |
@@ -62,6 +63,7 @@ mod element;
 mod error;
 mod event;
 pub mod graph;
+pub mod graph_memory;
 mod handle_types;
 pub mod memory;
 pub mod module;

@@ -9,7 +9,6 @@
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
 //! | [`peers`] | detects processes of this host that have died or stopped |
-//! | [`graph_memory`] | memory that captured graphs keep in place |
 //! | [`record`] | the flight recorder: the calls of each rank, and the ranks that did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
 //! | [`Path`] | alternatives to NCCL for an operation, implemented by crates above this one |
@@ -23,7 +22,6 @@
 
 mod boxed_result;
 pub mod comm;
-pub mod graph_memory;
 pub mod group;
 mod memory;
 mod messages;

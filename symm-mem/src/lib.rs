@@ -55,7 +55,7 @@
 //! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`RegistrationState`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
 //! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. Exception: the memory of a retired segment is freed earlier, but only once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
-//! | I11 | the memory of a block that captured work uses goes to no other block while the graph exists | each use in a capture pins the block ([`process_group::graph_memory`]); the graph and its executables hold the pin |
+//! | I11 | the memory of a block that captured work uses goes to no other block while the graph exists | each use in a capture pins the block ([`cuda_driver::graph_memory`]); the graph and its executables hold the pin |
 //!
 //! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire)
 //! its segment. A segment can be retired only if no rank has a block or a graph that uses it.

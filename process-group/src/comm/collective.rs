@@ -1,9 +1,9 @@
 //! Collectives, sends and receives on device memory.
 
-use cuda_driver::{DevicePtr, Stream};
+use cuda_driver::{DevicePtr, Stream, graph_memory};
 
 use super::{Communicator, DataType, ReduceOp, Result, op::Op, open_group};
-use crate::{graph_memory, operation::Primitive};
+use crate::operation::Primitive;
 
 /// Defines a method for each operation: checks its [`Op`] and enqueues it.
 macro_rules! operations {

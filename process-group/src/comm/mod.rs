@@ -90,8 +90,6 @@ pub(crate) use shared::MemberSetup;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
 pub(crate) use turn::Turn;
-#[cfg(test)]
-pub(crate) use types::Place;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

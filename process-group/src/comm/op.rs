@@ -153,3 +153,44 @@ pub(crate) struct Given {
     pub(crate) elements: Option<usize>,
     pub(crate) dtype: DataType,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEND: DevicePtr = DevicePtr(0x1000);
+    const RECEIVE: DevicePtr = DevicePtr(0x9000);
+    const FACTOR: DevicePtr = DevicePtr(0x100);
+
+    #[test]
+    fn every_operation_names_all_memory_that_it_uses() {
+        let place = Place { rank: 1, size: 4, release: nccl_sys::Version::new(2, 30, 7) };
+        // Bytes sent and received: first on the rank that the operation names, then on another rank.
+        for (primitive, named, other) in [
+            (Primitive::AllReduce, [40, 40], [40, 40]),
+            (Primitive::Broadcast, [40, 40], [0, 40]),
+            (Primitive::Reduce, [40, 40], [40, 0]),
+            (Primitive::AllGather, [40, 160], [40, 160]),
+            (Primitive::ReduceScatter, [160, 40], [160, 40]),
+            (Primitive::AllToAll, [160, 160], [160, 160]),
+            (Primitive::Gather, [40, 160], [40, 0]),
+            (Primitive::Scatter, [160, 40], [0, 40]),
+            (Primitive::Send, [40, 0], [40, 0]),
+            (Primitive::Recv, [0, 40], [0, 40]),
+            (Primitive::PutSignal, [40, 40], [40, 40]),
+            (Primitive::Signal, [0, 0], [0, 0]),
+            (Primitive::WaitSignals, [0, 0], [0, 0]),
+        ] {
+            for (rank, [send, receive]) in [(1, named), (2, other)] {
+                let op = Op::new(primitive, SEND, RECEIVE, 10, DataType::F32).with(rank);
+                let mut wanted = vec![(SEND, send), (RECEIVE, receive)];
+                wanted.retain(|(_, bytes)| *bytes > 0);
+                assert_eq!(op.memory(&place).collect::<Vec<_>>(), wanted, "{primitive:?} of rank {rank}");
+            }
+        }
+        // An in-place buffer is named once, and the factor too.
+        let op = Op::new(Primitive::AllReduce, SEND, SEND, 10, DataType::F64);
+        let op = op.reduced_by(ReduceOp::PreMulSumAt(FACTOR));
+        assert_eq!(op.memory(&place).collect::<Vec<_>>(), [(SEND, 80), (FACTOR, 8)]);
+    }
+}

@@ -9,7 +9,7 @@
 
 use std::{panic::Location, slice};
 
-use cuda_driver::Stream;
+use cuda_driver::{Stream, graph_memory};
 
 use super::{
     Batch, GroupError, GroupErrorKind, KindResult, ProcessGroup, Result, Work, error::CallContext,
@@ -18,7 +18,6 @@ use super::{
 use crate::{
     BoxedResult,
     comm::{CommError, Op, refuse_inside_group},
-    graph_memory,
     operation::Operation,
     profile,
     record::{Call, LogEntry},

@@ -9,8 +9,8 @@ use std::{
 use cuda_driver::{
     DevicePtr, Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
+    graph_memory,
 };
-use process_group::graph_memory;
 
 use super::{
     Awaited, Fault, Memory, Owner, Part, TransferError,

@@ -1,11 +1,8 @@
 //! The launches of all-reduce, reduce-scatter, all-gather and all-to-all.
 
 use cuda_driver::module::{LaunchConfig, Parameter};
-use cuda_driver::{DevicePtr, Stream};
-use process_group::{
-    comm::{DataType, ReduceOp},
-    graph_memory,
-};
+use cuda_driver::{DevicePtr, Stream, graph_memory};
+use process_group::comm::{DataType, ReduceOp};
 
 use super::arguments::{Gather, Placing, Reduce, THREADS, blocks};
 use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE};

@@ -6,7 +6,7 @@
 //! segments are freed earlier, once all ranks have reported that nothing can access them.
 //!
 //! A pin keeps blocks and their segments allocated for a graph. Every call of `process_group` and of this crate that
-//! enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]). The graph and its
+//! enqueues work into a capture pins the blocks that this work uses ([`MemoryOwner::used_by_graph`]). The graph and its
 //! executables own the pin. If another library began the capture, its graph cannot own a pin. For such a graph, the
 //! declared captures in progress ([`PoolCapture`](crate::PoolCapture)) pin the memory. If no declared capture is in
 //! progress, the memory is pinned forever.
@@ -21,11 +21,12 @@ use std::{
 };
 
 use caching_alloc::core::symmetric::{Placed, Placement, SymmetricArena, SymmetricSegment};
-use cuda_driver::{Context, DevicePtr, Stream, graph::captures_of_this_thread};
-use process_group::{
-    graph_memory::{self, GraphMemory},
-    group::places_changed,
+use cuda_driver::{
+    Context, DevicePtr, Stream,
+    graph::captures_of_this_thread,
+    graph_memory::{self, MemoryOwner},
 };
+use process_group::group::places_changed;
 
 use super::{attachments::Attachments, dropped::DroppedOn};
 use crate::{agreement::PoolId, lock::lock};
@@ -333,7 +334,7 @@ impl Memory {
     }
 }
 
-impl GraphMemory for Memory {
+impl MemoryOwner for Memory {
     fn used_by_graph(
         &self,
         DevicePtr(address): DevicePtr,

@@ -10,9 +10,8 @@
 //! | `slice` | device slices over blocks |
 //! | `dropped` | the streams of dropped slices |
 //!
-//! This module does not depend on groups and communicators, with two exceptions: [`process_group::graph_memory`]
-//! reports the memory that captured work uses, and [`process_group::group::places_changed`] makes groups drop their
-//! cached look-ups of buffers.
+//! This module does not depend on groups and communicators, with one exception:
+//! [`process_group::group::places_changed`] makes groups drop their cached look-ups of buffers.
 
 mod attachments;
 mod block;

@@ -12,8 +12,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus};
-use process_group::graph_memory;
+use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus, graph_memory};
 
 pub use self::{
     descriptor::{Descriptor, Direction},
