@@ -17,11 +17,11 @@
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `size`, `stream`, `rounding`, `lock` | units and size classes; streams and events; rounding of requests; locks with a fixed order |
+//! | `size`, `graph_use`, `stream`, `rounding`, `lock` | units and size classes; graphs as users of blocks; streams and events; rounding of requests; locks with a fixed order |
 //! | `source`, `segment`, `request` | the source of memory; a segment and its holds; a request and its caller |
 //! | `heap`, `fixed` | placement: best fit over merged blocks; segments at fixed addresses |
 //! | `entry`, `stats`, `settings`, `snapshot`, `error`, `tracker` | trace entries, counters, settings, snapshots, errors; delivery to trackers |
-//! | `block_meta`, `quick_list`, `ring`, `pending` | metadata of blocks; freed blocks for the next request; recent trace entries; freed blocks that other streams still use |
+//! | `block_meta`, `quick_list`, `ring`, `pending` | metadata of blocks; freed blocks for the next request; recent trace entries; freed blocks that other streams or graphs still use |
 //! | `remap` | placement in pages that move |
 //! | `registry` | the state that all pools share: live segments, trackers and the order of structural entries, limits, deferred releases |
 //! | `key`, `pool_info`, `slot`, `block`, `stream_cache` | the key of a cache: its pool and stream; a pool's settings and guards; a cache's state, under the lock that every hit takes; a block; the cache of one stream |
@@ -50,6 +50,10 @@
 //!   capture status of its own stream.
 //! - Memory of a stream that captures is not released. Such a stream gets memory only from a pool that releases no
 //!   memory: a graph pool or a frozen pool.
+//! - A block that captured work uses goes to no other block while the graph exists. With
+//!   [`DriverEvents`](crate::driver::DriverEvents), captured calls of process-group and symm-mem are seen without a
+//!   call of the program. Otherwise, the program calls
+//!   [`Allocator::used_by_graph`](crate::core::Allocator::used_by_graph).
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
 //!   free moves only a few blocks to the heap. There are two exceptions. When a [`Checkpoint`](core::Checkpoint) is
 //!   made or restored, the time under this lock grows with the number of blocks. When a request misses or memory is

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::error::AllocError;
 use super::heap::BlockId;
 use super::key::Key;
+use super::pending::User;
 use super::request::{Name, Request};
 use super::segment::{PoolId, Segment};
 use super::size::{Units, bytes_of};
@@ -58,7 +59,7 @@ impl Block {
         if stream != state.origin.stream {
             // The cache lends the block to `stream`. Because this use is recorded, the cache reuses the memory only
             // after the work of `stream`.
-            state.add_use(id, stream);
+            state.add_use(id, User::Stream(stream));
         }
         Self { slot, address, stream, units, id }
     }
@@ -156,7 +157,7 @@ impl Block {
                 return Err(AllocError::UnknownStream { stream });
             }
             state = self.slot.lock();
-            state.add_use(self.id, stream);
+            state.add_use(self.id, User::Stream(stream));
         }
         Ok(())
     }

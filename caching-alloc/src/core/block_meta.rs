@@ -18,7 +18,7 @@ pub(super) enum BlockStatus {
     Owned,
     /// Free but cached whole, for a request of the same length.
     Kept,
-    /// Freed by its owner, but other streams may still use it.
+    /// Freed by its owner, but other streams or graphs may still use it.
     Pending,
 }
 
@@ -33,8 +33,8 @@ pub(super) struct BlockMeta {
     pub(super) units: Units,
     /// The next block in the same slot of the quick list, which is the cache of whole freed blocks.
     pub(super) link: BlockId,
-    /// The head of the block's list in [`Uses`](super::pending::Uses). The list has the other streams that use the
-    /// block while it is handed out. [`NO_USES`] if the list is empty. The uses of a pending block are in its
+    /// The head of the block's list in [`Uses`](super::pending::Uses). The list has the other streams and the graphs
+    /// that use the block while it is handed out. [`NO_USES`] if the list is empty. The uses of a pending block are in its
     /// [`Pending`](super::pending::Pending) instead.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
@@ -62,7 +62,7 @@ impl BlockMeta {
     }
 }
 
-/// A block that is handed out, or that was freed but that other streams may still use.
+/// A block that is handed out, or that was freed but that other streams or graphs may still use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InUse {
     pub(super) address: u64,

@@ -13,6 +13,7 @@ mod error;
 mod export;
 mod fixed;
 mod graph;
+mod graph_use;
 mod heap;
 #[cfg(test)]
 mod interleavings;
@@ -53,6 +54,7 @@ pub(crate) use error::chain;
 pub use error::{AllocError, Fault, OutOfMemory, TrackError, TrackerError};
 pub use export::{ExportError, ExportedPart};
 pub use graph::{Capture, Checkpoint, GraphMemory, GraphPool, RestoreError};
+pub use graph_use::GraphUse;
 pub use observer::{Observation, OomAction};
 pub use pool::{Pool, ThreadRoute};
 pub use pool_info::Freeze;
@@ -67,5 +69,5 @@ pub use source::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 pub use stats::{Gauge, MemoryReport, SourceCalls, Stats, Usages};
-pub use stream::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
+pub use stream::{CaptureCount, CapturedUses, EventError, EventId, StreamEvents, StreamId};
 pub use tracker::{Filter, Tracker};

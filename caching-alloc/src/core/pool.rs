@@ -117,14 +117,32 @@ impl Pool {
         let handle = &*self.handle;
         let rounded = handle.rounding.map_or(bytes, |rounding| rounding.round(bytes));
         let request = Request { units: units_for(rounded)?, bytes, info };
-        if handle.captures.get() != 0 {
-            handle.core.info.refuse_capture(stream)?;
-        }
         let key = Key { pool: handle.core.info.key, stream };
+        if handle.captures.get() != 0 {
+            return self.allocate_beside_captures(key, request);
+        }
+        self.serve(key, request)
+    }
+
+    #[inline]
+    fn serve(&self, key: Key, request: Request) -> Result<Block, AllocError> {
         match recent::find(key).and_then(|slot| Block::hit(slot, key, request)) {
             Some(block) => Ok(block),
-            None => self.engine.allocate(&handle.core, key, request),
+            None => self.engine.allocate(&self.handle.core, key, request),
         }
+    }
+
+    /// Serves a request while any stream may be capturing.
+    #[cold]
+    fn allocate_beside_captures(&self, key: Key, request: Request) -> Result<Block, AllocError> {
+        let info = &self.handle.core.info;
+        let is_kept = info.is_kept();
+        info.refuse_capture(key.stream)?;
+        let block = self.serve(key, request)?;
+        if is_kept {
+            info.registry.events.note_allocation(key.stream, block.address(), block.bytes());
+        }
+        Ok(block)
     }
 
     /// Returns a guard. Until it is dropped, the pool neither grows, nor releases or lends memory. A request for which

@@ -45,7 +45,7 @@ pub(super) struct PoolInfo {
 struct DetachedPending {
     /// Streams whose work may still use the memory.
     streams: Vec<StreamId>,
-    /// Blocks that other streams may still use.
+    /// Blocks that other streams or graphs may still use.
     pending: Vec<Pending>,
 }
 
@@ -211,6 +211,13 @@ impl Drop for PoolInfo {
 }
 
 impl Keep {
+    /// Returns a further guard if the pool has one. Does not block: because of that guard, no release is under way.
+    pub(super) fn further(pool: &Arc<PoolInfo>) -> Option<Self> {
+        let count = |keeps: usize| (keeps > 0).then(|| keeps + 1);
+        pool.keeps.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).ok()?;
+        Some(Self(pool.clone()))
+    }
+
     /// Makes a guard that [`add_guard`](PoolInfo::add_guard) has counted already.
     pub(super) fn counted(pool: Arc<PoolInfo>) -> Self {
         Self(pool)

@@ -62,7 +62,8 @@ impl CacheSlot {
 }
 
 impl CacheSlot {
-    /// Frees a block that is handed out. If other streams use it, the block stays pending until their uses have ended.
+    /// Frees a block that is handed out. If other streams or graphs use it, the block stays pending until their uses
+    /// have ended.
     #[inline]
     pub(super) fn free(&self, id: BlockId) {
         let mut open = self.lock();
@@ -100,15 +101,15 @@ fn ending(state: &mut CacheState) -> (Option<Arc<dyn Any + Send + Sync>>, usize)
     (keeper, waiting)
 }
 
-/// Frees a block that other streams use, and records events for the ends of these uses.
+/// Frees a block that other streams or graphs use, and records events for the ends of the streams' uses.
 #[cold]
 fn free_used(mut state: Open<'_>, id: BlockId) {
-    let streams = state.request_free(id);
+    let users = state.request_free(id);
     let cache = state.owner_cache();
     let (_keeper, waiting) = ending(&mut state);
     drop(state);
     if let Some(cache) = cache {
-        cache.await_uses(id, &streams);
+        cache.await_uses(id, users);
         if waiting >= BATCH {
             cache.deliver(waiting);
         }

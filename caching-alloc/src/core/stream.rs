@@ -2,6 +2,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Weak;
+
+use super::graph_use::GraphUse;
 
 pub use cuda_driver::CaptureCount;
 
@@ -29,6 +32,12 @@ pub struct EventError {
     /// The cause.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// The part of an allocator that is told which memory captured work uses.
+pub trait CapturedUses: Send + Sync {
+    /// Like [`Allocator::used_by_graph`](super::Allocator::used_by_graph).
+    fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool;
 }
 
 /// Events of streams, with which the allocator orders the uses of memory.
@@ -89,6 +98,16 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     fn captures(&self) -> Option<CaptureCount> {
         None
     }
+
+    /// Called once by each new allocator that uses this object. If the implementation detects captured work, it calls
+    /// [`CapturedUses::used_by_graph`] with the memory that this work uses. Does nothing by default: then the program
+    /// calls [`Allocator::used_by_graph`](super::Allocator::used_by_graph).
+    fn report_captured_uses(&self, _allocator: Weak<dyn CapturedUses>) {}
+
+    /// Called after a request for `stream` was served from a frozen pool or a graph pool while the counter of
+    /// [`captures`](Self::captures) was not zero. If the stream is being captured, the implementation reports the
+    /// block's memory like memory that captured work uses. Does nothing by default.
+    fn note_allocation(&self, _stream: StreamId, _address: u64, _bytes: u64) {}
 
     /// Returns true if `stream` is being captured into a graph. Events that are recorded on it during the capture
     /// cannot be queried.

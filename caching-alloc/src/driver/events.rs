@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cuda_driver::graph::{CaptureStatus, RelaxedCapture};
 use cuda_driver::sys::CUstream;
 use cuda_driver::{Context, Error, Event, EventFlags, Stream};
 
-use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
+use super::captured_memory::CapturedMemory;
+use crate::core::{CaptureCount, CapturedUses, EventError, EventId, StreamEvents, StreamId};
 
 /// Orders the streams of one device by events of the driver. The events have no timing, and are reused.
 ///
@@ -21,6 +22,7 @@ pub struct DriverEvents {
     idle: Mutex<Vec<Arc<Event>>>,
     next: AtomicU64,
     captures: CaptureCount,
+    graphs: Arc<CapturedMemory>,
 }
 
 /// The registered streams. Unlike the driver's handles, numbers are never reused. Otherwise memory that was freed on a
@@ -63,6 +65,7 @@ impl DriverEvents {
             idle: Mutex::default(),
             next: AtomicU64::new(0),
             captures,
+            graphs: CapturedMemory::new(context),
         }
     }
 
@@ -174,6 +177,16 @@ impl StreamEvents for DriverEvents {
 
     fn captures(&self) -> Option<CaptureCount> {
         Some(self.captures.clone())
+    }
+
+    fn report_captured_uses(&self, allocator: Weak<dyn CapturedUses>) {
+        self.graphs.add(allocator);
+    }
+
+    fn note_allocation(&self, stream: StreamId, address: u64, bytes: u64) {
+        if let Ok(stream) = self.stream(stream, "cuStreamGetCaptureInfo_v2") {
+            self.graphs.note_allocation(&stream, address, bytes);
+        }
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

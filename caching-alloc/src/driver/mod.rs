@@ -20,6 +20,7 @@
 //!   enabled or unmapped, and the lock of a [contiguous row](VirtualMemorySource::in_a_row) while a segment is placed
 //!   in it.
 
+mod captured_memory;
 mod device;
 mod events;
 mod pages;

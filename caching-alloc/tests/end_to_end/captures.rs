@@ -8,8 +8,8 @@ use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s, tight};
 use caching_alloc::core::{
-    ActionKind, AllocError, Allocator, Entry, Filter, Freeze, GraphPool, MemoryInfo, Pool, PoolKind,
-    PoolSettings, SegmentMemory, SegmentSource, SourceError, Tracker, TrackerError,
+    ActionKind, AllocError, Allocator, Entry, Filter, Freeze, GraphPool, GraphUse, MemoryInfo, Pool,
+    PoolKind, PoolSettings, SegmentMemory, SegmentSource, SourceError, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, StreamCall};
 
@@ -332,4 +332,120 @@ fn a_trim_does_not_wait_for_an_event_that_a_capture_has_recorded() {
     assert_eq!(streams.host.invalidated(), 0, "the capture is still valid");
     streams.host.set_capturing(s(2), false);
     assert!(allocator.empty_cache().unwrap() > 0);
+}
+
+/// Allocates on stream 1. Returns the addresses of two further blocks if the first one is freed: one that is requested
+/// while `graph` exists, and one that is requested after its end.
+fn addresses_of_next(pool: &Pool, allocator: &Allocator, users: &[u64]) -> (u64, u64, u64) {
+    let graph = GraphUse::default();
+    let block = pool.allocate(3 * MIB, s(1)).unwrap();
+    let first = block.address();
+    users.iter().for_each(|user| block.record_stream(s(*user)).unwrap());
+    assert!(allocator.used_by_graph(first + 512, 512, &graph.clone()), "the block contains it");
+    drop(block);
+    let during = pool.allocate(3 * MIB, s(1)).unwrap();
+    drop(graph);
+    let after = pool.allocate(3 * MIB, s(1)).unwrap();
+    (first, during.address(), after.address())
+}
+
+#[test]
+fn a_block_that_a_graph_uses_goes_to_no_other_while_the_graph_exists() {
+    for users in [&[][..], &[2]] {
+        for remaps in [false, true] {
+            let make = if remaps { remapping_bench } else { bench };
+            let bench = make(1 << 30, tight());
+            let pool = bench.allocator.default_pool();
+            let (first, during, after) = addresses_of_next(pool, &bench.allocator, users);
+            assert_ne!(during, first, "the graph uses it");
+            assert_eq!(after, first, "nobody uses it any more");
+        }
+    }
+}
+
+#[test]
+fn the_segment_of_a_block_that_a_graph_uses_is_released_after_the_graph() {
+    for remaps in [false, true] {
+        let make = if remaps { remapping_bench } else { bench };
+        let bench = make(1 << 30, tight());
+        let graph = GraphUse::default();
+        let block = bench.allocator.allocate(3 * MIB, s(1)).unwrap();
+        let address = block.address();
+        assert!(bench.allocator.used_by_graph(address, 3 * MIB, &graph));
+        drop(block);
+        bench.allocator.empty_cache().unwrap();
+        assert!(bench.source.physical(address).is_some(), "the graph uses it");
+        drop(graph);
+        bench.allocator.empty_cache().unwrap();
+        assert_eq!(bench.source.calls().live_bytes, 0);
+    }
+}
+
+#[test]
+fn a_graph_keeps_memory_of_an_allocator_that_is_dropped() {
+    for frees_first in [true, false] {
+        let bench = bench(1 << 30, tight());
+        let graph = GraphUse::default();
+        let mut block = Some(bench.allocator.allocate(3 * MIB, s(1)).unwrap());
+        let address = block.as_ref().unwrap().address();
+        assert!(bench.allocator.used_by_graph(address, 3 * MIB, &graph));
+        if frees_first {
+            block = None;
+        }
+        drop(bench.allocator);
+        drop(block);
+        assert!(bench.source.physical(address).is_some(), "the graph uses it: {frees_first}");
+        drop(graph);
+        assert_eq!(bench.source.calls().live_bytes, 0, "{frees_first}");
+    }
+}
+
+#[test]
+fn a_graph_keeps_the_segments_of_a_graph_pool_and_lets_its_blocks_be_reused() {
+    let bench = bench(1 << 30, tight());
+    let pool = graph_pool(&bench.allocator);
+    let graph = GraphUse::default();
+    let capture = pool.capture(&[s(1)]);
+    let block = bench.allocator.allocate(3 * MIB, s(1)).unwrap();
+    let address = block.address();
+    assert!(bench.allocator.used_by_graph(address, 3 * MIB, &graph));
+    drop(block);
+    let again = bench.allocator.allocate(3 * MIB, s(1)).unwrap();
+    assert_eq!(again.address(), address, "the capture's own requests may reuse it");
+    drop(again);
+    drop((capture, pool));
+    bench.allocator.empty_cache().unwrap();
+    assert!(bench.source.physical(address).is_some(), "the graph uses it");
+    drop(graph);
+    bench.allocator.empty_cache().unwrap();
+    assert_eq!(bench.source.calls().live_bytes, 0);
+}
+
+#[test]
+fn a_graph_uses_all_blocks_of_a_range_with_gaps() {
+    let bench = bench(1 << 30, tight());
+    let blocks: Vec<_> = (0..5).map(|_| bench.allocator.allocate(MIB, s(1)).unwrap()).collect();
+    let mut addresses: Vec<_> = blocks.iter().map(caching_alloc::core::Block::address).collect();
+    addresses.sort_unstable();
+    let gone = addresses[2];
+    let blocks: Vec<_> = blocks.into_iter().filter(|block| block.address() != gone).collect();
+    let graph = GraphUse::default();
+    let (begin, end) = (addresses[0] - 512, addresses[4] + MIB);
+    assert!(bench.allocator.used_by_graph(begin, end - begin, &graph));
+    drop(blocks);
+    let again: Vec<_> = (0..10).map(|_| bench.allocator.allocate(MIB, s(1)).unwrap()).collect();
+    let reused: Vec<_> =
+        again.iter().map(caching_alloc::core::Block::address).filter(|it| addresses.contains(it)).collect();
+    assert_eq!(reused, [gone], "only the block that was free");
+}
+
+#[test]
+fn addresses_without_a_block_are_used_by_no_graph() {
+    let bench = bench(1 << 30, tight());
+    let block = bench.allocator.allocate(3 * MIB, s(1)).unwrap();
+    let address = block.address();
+    drop(block);
+    let graph = GraphUse::default();
+    assert!(!bench.allocator.used_by_graph(address, 3 * MIB, &graph), "the block is free");
+    assert!(!bench.allocator.used_by_graph(512, 512, &graph), "no memory of the allocator");
 }

@@ -10,6 +10,7 @@ pub use self::watch::Attachment;
 use super::block::Block;
 use super::engine::Engine;
 use super::error::{AllocError, Fault, OutOfMemory, TrackError};
+use super::graph_use::GraphUse;
 use super::observer::{Observation, OomAction};
 use super::pool::Pool;
 use super::registry::Registry;
@@ -20,7 +21,7 @@ use super::settings::{PoolKind, PoolSettings, Settings};
 use super::snapshot::AddressInfo;
 use super::source::{MemoryInfo, SegmentSource, SourceError};
 use super::stats::{Counters, Gauge, MemoryReport, Stats, Usages};
-use super::stream::{StreamEvents, StreamId};
+use super::stream::{CapturedUses as _, StreamEvents, StreamId};
 use crate::sync::atomic::Ordering;
 
 /// A caching allocator for the memory of one device. It is a cheap handle that can be used from any thread.
@@ -353,6 +354,19 @@ impl Allocator {
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)
+    }
+
+    /// Makes `graph` a user of the blocks that contain a part of the `bytes` bytes at `address`: the memory of these
+    /// blocks stays in place, and goes to no other block, while a clone of `graph` exists. Call it for memory that work
+    /// in a capture uses, before the blocks are dropped. Returns true if the allocator has handed out such a block.
+    ///
+    /// For memory of a [graph pool](super::GraphPool) that has a capture or a [`GraphMemory`](super::GraphMemory), the
+    /// segments stay in place, but the pool may reuse the blocks, as for its other graphs.
+    ///
+    /// Programs whose streams are the driver's need not call this:
+    /// [`DriverEvents`](crate::driver::DriverEvents) detects captured work of this workspace's crates.
+    pub fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
+        self.engine.registry.used_by_graph(address, bytes, graph)
     }
 
     /// Attaches an observer until the returned guard is dropped. The observer is called when a request has found no

@@ -30,16 +30,19 @@ use std::sync::{Arc, Weak};
 
 pub use self::watch::Since;
 use super::error::AllocError;
+use super::graph_use::GraphUse;
 use super::lock::{Rank, Ranked};
 use super::observer::Observers;
 use super::pool_core::{PoolCore, PoolHandle};
-use super::pool_info::PoolInfo;
+use super::pool_info::{Keep, PoolInfo};
 use super::raw_blocks::RawBlocks;
-use super::registry::{Registry, Structure, locked};
+use super::registry::{GRAPH, Registry, Structure, locked};
 use super::route::Routes;
+use super::segment::Segment;
 use super::settings::{PoolKind, PoolSettings};
-use super::snapshot::AddressInfo;
+use super::snapshot::{AddressInfo, Usage};
 use super::stats::{PoolUsages, Stats};
+use super::stream::CapturedUses;
 use super::stream_cache::StreamCache;
 use crate::sync::Mutex;
 
@@ -57,14 +60,16 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(registry: Arc<Registry>) -> Arc<Self> {
-        Arc::new(Self {
+        let engine = Arc::new(Self {
             registry,
             pools: Mutex::default(),
             attachments: Ranked::new(Rank::Attachments, ()),
             routes: Routes::default(),
             observers: Observers::default(),
             raw: Mutex::default(),
-        })
+        });
+        engine.registry.report_captured_uses(Arc::downgrade(&engine) as Weak<dyn CapturedUses>);
+        engine
     }
 
     /// Creates a pool.
@@ -151,5 +156,36 @@ impl Engine {
         // `PoolCore::find` returns `None` after the pool is closed, and the segment may be moving to another stream. So
         // all caches are searched.
         found.or_else(|| pool.caches().iter().find_map(|cache| cache.find(address)))
+    }
+
+    /// If the block of `segment` that contains `address` is handed out, makes `graph` a user of it, and returns true.
+    fn block_used_by_graph(&self, segment: &Segment, address: u64, graph: &GraphUse) -> bool {
+        let Some(pool) = self.pools().into_iter().find(|pool| pool.info.id == segment.pool()) else {
+            return false;
+        };
+        // A graph pool reuses freed memory within a capture and in later captures. So the graph keeps the pool's memory
+        // in place, but not its blocks.
+        let guards = || Some((Keep::further(&pool.info)?, segment.hold(GRAPH).ok()?));
+        graph.keep(self.registry.kept_key(Some(segment.id())), guards)
+            || pool.caches().iter().any(|cache| cache.block_used_by_graph(address, graph))
+    }
+}
+
+impl CapturedUses for Engine {
+    fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
+        let (mut at, end) = (address, address.saturating_add(bytes));
+        let mut is_used = false;
+        while at < end {
+            at = match self.find(at) {
+                Some(AddressInfo { segment, block }) => {
+                    if block.usage == Usage::Active {
+                        is_used |= self.block_used_by_graph(&segment, at, graph);
+                    }
+                    block.address + block.bytes
+                }
+                None => self.registry.segment_after(at).unwrap_or(end),
+            };
+        }
+        is_used
     }
 }

@@ -62,6 +62,10 @@ pub struct Capture {
 
 /// Keeps the memory of a graph. While it lives, the graph's pool neither releases nor lends memory. Drop it when the
 /// graph is destroyed and its last launch has ended.
+///
+/// If the allocator's [`StreamEvents`](super::StreamEvents) detect captures, as
+/// [`DriverEvents`](crate::driver::DriverEvents) do, the graph itself keeps the memory that was allocated in its capture,
+/// even if this value is dropped first.
 #[derive(Debug)]
 #[must_use = "the graph's memory can go when this is dropped"]
 pub struct GraphMemory {

@@ -20,7 +20,7 @@ pub(in crate::core) struct DeferredRelease {
     /// The streams whose work may still use the memory.
     pub(in crate::core) streams: Vec<StreamId>,
     pub(in crate::core) segments: Vec<Segment>,
-    /// Blocks that other streams may still use.
+    /// Blocks that other streams or graphs may still use.
     pub(in crate::core) pending: Vec<Pending>,
     /// Block entries that are not delivered yet.
     pub(in crate::core) entries: Vec<Entry>,
@@ -124,12 +124,12 @@ impl Registry {
     }
 
     /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream that may use it
-    /// [is captured](Self::is_captured), or if a wait fails. The entries are delivered already.
+    /// [is captured](Self::is_captured), if a graph uses it, or if a wait fails. The entries are delivered already.
     fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
-        for pending in &mut left.pending {
+        left.pending.retain_mut(|pending| {
             pending.waits.retain(|wait| !self.wait_for(wait));
-        }
-        left.pending.retain(|pending| !pending.waits.is_empty());
+            pending.is_in_graph() || !pending.waits.is_empty()
+        });
         if left.streams.iter().any(|stream| self.is_captured(*stream)) || !left.pending.is_empty() {
             locked(&self.deferred).push(left);
             return;

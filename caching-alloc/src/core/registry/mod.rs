@@ -6,14 +6,17 @@
 //! source allocates or releases memory, but not while a tracker is called. In neither case does the thread hold a
 //! lock that a hit takes. A *hit* is a request that the free memory of its stream's cache serves.
 
+mod captured;
 mod deferred;
 mod ordering;
 mod structure;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
+use self::captured::EngineRef;
+pub(super) use self::captured::GRAPH;
 pub(super) use self::deferred::DeferredRelease;
 use self::ordering::StreamMarks;
 use self::structure::{Progress, Turn};
@@ -39,6 +42,8 @@ pub(super) struct Registry {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) events: Arc<dyn StreamEvents>,
     pub(super) settings: Settings,
+    me: Weak<Self>,
+    engine: OnceLock<EngineRef>,
     structure: Ranked<Structure>,
     /// The progress of deliveries to trackers, and of changes that have released the structure lock (see
     /// `structure`).
@@ -85,7 +90,9 @@ impl Registry {
         events: Arc<dyn StreamEvents>,
         settings: Settings,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            engine: OnceLock::new(),
             limit: AtomicU64::new(settings.memory_limit.unwrap_or(u64::MAX)),
             collect: AtomicU32::new(settings.collect_above.map_or(u32::MAX, Fraction::millionths)),
             totals: Mutex::default(),
@@ -162,6 +169,11 @@ impl Registry {
         let live = locked(&self.live);
         let (_, segment) = live.range(..=address).next_back()?;
         (address < segment.memory().end()).then(|| segment.clone())
+    }
+
+    /// Returns the address of the first live segment that begins after an address.
+    pub(super) fn segment_after(&self, address: u64) -> Option<u64> {
+        locked(&self.live).range(address.saturating_add(1)..).next().map(|(begin, _)| *begin)
     }
 
     /// Returns the live segments in order of address.

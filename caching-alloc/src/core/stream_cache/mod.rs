@@ -24,10 +24,11 @@ use super::block::Block;
 use super::block_meta::BlockTable;
 use super::entry::Entry;
 use super::fixed::Fixed;
+use super::graph_use::GraphUse;
 use super::heap::BlockId;
 use super::key::Key;
 use super::lock::{Rank, Ranked};
-use super::pending::{Pending, Uses, Wait};
+use super::pending::{Pending, User, Uses};
 use super::pool_info::PoolInfo;
 use super::quick_list::QuickList;
 use super::registry::{DeferredRelease, Registry};
@@ -58,7 +59,7 @@ pub(super) struct StreamCache {
     /// In a re-mappable pool, the arena list of this cache's free memory. No other cache of the pool has this list. In
     /// other pools, it is not used.
     pub(super) list: ArenaList,
-    /// Freed blocks that other streams may still use, oldest first. The newest ones are in
+    /// Freed blocks that other streams or graphs may still use, oldest first. The newest ones are in
     /// [`CacheState::newly_pending`].
     pub(super) pending: Ranked<Vec<Pending>>,
     /// Held while block entries are delivered, so that trackers get them in order. Guards the buffers for the delivery.
@@ -252,6 +253,16 @@ impl StreamCache {
         let (segment, view) = state.fixed.find(address)?;
         Some(AddressInfo { segment: segment.clone(), block: block_state(&view, state.owner(view.id)) })
     }
+
+    /// If a block of the cache that is handed out contains `address`, makes `graph` a user of it. Returns true then.
+    pub(super) fn block_used_by_graph(&self, address: u64, graph: &GraphUse) -> bool {
+        let mut state = self.state.lock();
+        let block = state.block_at(address).filter(|block| state.blocks.is_owned(*block));
+        if let Some(block) = block {
+            state.add_use(block, User::Graph(graph.reference()));
+        }
+        block.is_some()
+    }
 }
 
 /// A guard that prevents the retirement of a cache.
@@ -276,9 +287,8 @@ impl CacheOwner for StreamCache {
         }
     }
 
-    fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
-        let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.registry.mark(*stream) });
-        let pending = Pending { id, waits: waits.collect() };
+    fn await_uses(&self, id: BlockId, users: Vec<User>) {
+        let pending = Pending::new(id, users, |stream| self.registry.mark(stream));
         self.state.lock().newly_pending.push(pending);
     }
 

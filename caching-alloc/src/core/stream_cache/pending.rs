@@ -1,4 +1,4 @@
-//! Pending blocks of a cache: blocks that were freed, but that other streams may still use.
+//! Pending blocks of a cache: blocks that were freed, but that other streams or graphs may still use.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl StreamCache {
     }
 
     /// Makes this cache's stream wait on the device for the uses of pending blocks, oldest first, and completes these
-    /// blocks. Stops when `enough` returns true. Skips a block if one of its uses has no event, or is by a stream that
-    /// this stream may not wait for. Does nothing if the allocator may not make this stream wait at all. Returns true
+    /// blocks. Stops when `enough` returns true. Skips a block if one of its uses has no event, or is by a graph, or by
+    /// a stream that this stream may not wait for. Does nothing if the allocator may not make this stream wait at all. Returns true
     /// if it completed any block.
     pub(in crate::core) fn order_pending(&self, mut enough: impl FnMut(&Self) -> bool) -> bool {
         if !self.registry.may_wait(self.stream) {
@@ -54,8 +54,8 @@ impl StreamCache {
         })
     }
 
-    /// Blocks the host until the uses of all pending blocks have ended, and completes these blocks. Skips uses by
-    /// streams that are being captured. Returns true if it completed any block.
+    /// Blocks the host until the uses of all pending blocks have ended, and completes these blocks. Skips blocks that
+    /// graphs use, and uses by streams that are being captured. Returns true if it completed any block.
     pub(in crate::core) fn synchronize_pending(&self) -> bool {
         self.settle(&mut self.pending.lock(), |device, waits| {
             waits.retain_mut(|wait| !device.wait_for(wait));
@@ -63,8 +63,8 @@ impl StreamCache {
         })
     }
 
-    /// Calls `settled` for each pending block, oldest first, with the uses of the block that have not ended yet.
-    /// Completes the block if `settled` returns true. Returns true if any block was completed.
+    /// Calls `settled` for each pending block that no graph uses, oldest first, with the uses of the block that have
+    /// not ended yet. Completes the block if `settled` returns true. Returns true if any block was completed.
     ///
     /// The caller holds the lock on `pending`, but `settled` is called without any lock that a hit takes. A thread that
     /// needs a pending block waits for the lock on `pending`. So it does not miss a block whose events are being
@@ -77,7 +77,7 @@ impl StreamCache {
         pending.append(&mut self.state.lock().newly_pending);
         let before = pending.len();
         pending.retain_mut(|block| {
-            let over = settled(&self.registry, &mut block.waits);
+            let over = !block.is_in_graph() && settled(&self.registry, &mut block.waits);
             if over {
                 self.state.lock().complete(block.id);
             }

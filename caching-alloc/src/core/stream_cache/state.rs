@@ -9,7 +9,7 @@ use crate::core::fixed::{BlockView, Fits, Fixed};
 use crate::core::heap::BlockId;
 use crate::core::key::Key;
 use crate::core::lock::RankedSpin;
-use crate::core::pending::{Pending, Uses};
+use crate::core::pending::{Pending, User, Uses};
 use crate::core::quick_list::QuickList;
 use crate::core::remap::{Arena, ArenaList};
 use crate::core::request::{Request, RequestInfo};
@@ -18,7 +18,7 @@ use crate::core::segment::Segment;
 use crate::core::size::{SizeClass, Units, bytes_of, class_of};
 use crate::core::snapshot::{BlockState, Usage};
 use crate::core::stats::{Counters, PoolUsages};
-use crate::core::stream::{StreamEvents, StreamId};
+use crate::core::stream::StreamEvents;
 use crate::core::tracker::Slots;
 
 /// The number of raw entries to collect before they are delivered to trackers. A raw entry is delivered as one or two
@@ -33,8 +33,8 @@ pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
     /// returns at once, or waits for that thread if `waiting` is very large.
     fn deliver(&self, waiting: usize);
 
-    /// Records an event on each of `streams`, and adds the freed block `id` to the pending blocks.
-    fn await_uses(&self, id: BlockId, streams: &[StreamId]);
+    /// Records an event on each stream among `users`, and adds the freed block `id` to the pending blocks.
+    fn await_uses(&self, id: BlockId, users: Vec<User>);
 
     /// Returns the allocator's [`StreamEvents`].
     fn events(&self) -> Arc<dyn StreamEvents>;
@@ -279,10 +279,18 @@ impl CacheState {
             && self.fixed.is_empty()
     }
 
-    /// Adds `stream` to the streams that use a block.
-    pub(in crate::core) fn add_use(&mut self, id: BlockId, stream: StreamId) {
+    /// Adds `user` to the users of a block.
+    pub(in crate::core) fn add_use(&mut self, id: BlockId, user: User) {
         let meta = &mut self.blocks[id];
-        meta.uses = self.uses.add(meta.uses, stream);
+        meta.uses = self.uses.add(meta.uses, user);
+    }
+
+    /// Returns the block that contains an address, whether it is free or not.
+    pub(super) fn block_at(&self, address: u64) -> Option<BlockId> {
+        match &self.shared {
+            Some((arena, _)) => arena.lock().find(address).map(|(_, view)| view.id),
+            None => self.fixed.find(address).map(|(_, view)| view.id),
+        }
     }
 
     /// Returns the cache that this state belongs to, or `None` if it is being dropped.
@@ -337,7 +345,7 @@ impl CacheState {
         self.blocks[id].info
     }
 
-    /// Frees a pending block, after its uses on other streams have ended.
+    /// Frees a pending block, after the uses by other streams and graphs have ended.
     pub(in crate::core) fn complete(&mut self, id: BlockId) {
         self.complete_free(id, BlockEvent::FreeCompleted);
     }
@@ -357,15 +365,15 @@ impl CacheState {
         (address, units)
     }
 
-    /// Marks a block as freed by its owner, but pending. Returns the other streams that use it.
-    pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
+    /// Marks a block as freed by its owner, but pending. Returns the other streams and the graphs that use it.
+    pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<User> {
         let meta = self.blocks.set(id, BlockStatus::Pending);
         let BlockMeta { address, units, requested, info, .. } = *meta;
-        let streams = self.uses.take(std::mem::replace(&mut meta.uses, NO_USES));
+        let users = self.uses.take(std::mem::replace(&mut meta.uses, NO_USES));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested, info);
         self.counters.request_free(class_of(units), bytes_of(units), requested);
         self.counters.set_pending(class_of(units), bytes_of(units), true);
-        streams
+        users
     }
 
     /// Frees a block: adds `event` to the trace, counts the free, and returns the block to the free memory.

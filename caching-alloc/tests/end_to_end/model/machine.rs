@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use caching_alloc::core::{
-    AllocError, Allocator, Attachment, Block, Capture, Filter, Freeze, GraphMemory, GraphPool, Hold, Pool,
-    PoolId, PoolKind, PoolSettings, Reuse, SegmentMemory, StreamId, ThreadRoute,
+    AllocError, Allocator, Attachment, Block, Capture, Filter, Freeze, GraphMemory, GraphPool, GraphUse,
+    Hold, Pool, PoolId, PoolKind, PoolSettings, Reuse, SegmentMemory, StreamId, ThreadRoute,
 };
 use caching_alloc::host::{HostSource, HostStreams};
 
@@ -37,6 +37,8 @@ pub(super) struct Machine {
     guards: Vec<Guard>,
     capturing: [bool; STREAMS as usize],
     graphs: Vec<GraphMemory>,
+    /// Graphs that use blocks, each with the addresses and the physical memory of these blocks.
+    pub(super) used: Vec<(GraphUse, Vec<Span>)>,
     pub(super) holds: Vec<Hold>,
     /// The number of the streams' waits that have been checked.
     waits: usize,
@@ -95,6 +97,7 @@ impl Machine {
             guards: Vec::new(),
             capturing: [false; STREAMS as usize],
             graphs: Vec::new(),
+            used: Vec::new(),
             holds: Vec::new(),
             waits: 0,
             attachment,
@@ -132,6 +135,10 @@ impl Machine {
                 graph.segments().for_each(|segment| self.ledger.open().drop_hold(segment.memory()));
                 drop(graph);
                 self.note_kept();
+            }
+            Step::UseInGraph(index) if !self.live.is_empty() => self.use_in_graph(index % self.live.len()),
+            Step::EndUse(index) if !self.used.is_empty() => {
+                drop(self.used.swap_remove(index % self.used.len()));
             }
             Step::Freeze(which, on) => {
                 self.freezes.retain(|(frozen, _)| *frozen != which);
@@ -237,6 +244,11 @@ impl Machine {
         assert_eq!((block.stream(), block.requested()), (stream, bytes));
         self.check_pool(&block, target);
         let (span, memory) = self.check_place(&block, target.which);
+        let spans = || memory.iter().chain([&span]);
+        let is_used = |used: &Span| {
+            spans().any(|span| used.space == span.space && used.begin < span.end && span.begin < used.end)
+        };
+        assert!(!self.used.iter().any(|(_, used)| used.iter().any(is_used)), "a graph uses {block:?}");
         self.ledger.open().take(span, &memory, block.pool(), stream);
         self.streams.enqueue(stream);
         self.live.push(Live { block, span, memory, users: Vec::new() });
@@ -332,6 +344,19 @@ impl Machine {
         live.users.push(stream);
     }
 
+    /// Makes the newest graph, or a new one, a user of a block. The blocks of the graph pool may be reused.
+    fn use_in_graph(&mut self, index: usize) {
+        let Live { block, span, memory, .. } = &self.live[index];
+        if self.used.is_empty() || index % 2 == 0 {
+            self.used.push(Default::default());
+        }
+        let (graph, used) = self.used.last_mut().expect("there is one");
+        assert!(self.allocator.used_by_graph(block.address(), block.bytes(), graph), "{block:?}");
+        if block.pool() != self.graph_pool.id() {
+            used.extend(memory.iter().chain([span]));
+        }
+    }
+
     fn set_capturing(&mut self, stream: StreamId, on: bool) {
         self.streams.set_capturing(stream, on);
         self.capturing[stream.0 as usize] = on;
@@ -404,6 +429,7 @@ impl Machine {
         for graph in self.graphs.drain(..) {
             graph.segments().for_each(|segment| self.ledger.open().drop_hold(segment.memory()));
         }
+        self.used.clear();
         self.note_kept();
         while !self.live.is_empty() {
             self.free(self.live.len() - 1);

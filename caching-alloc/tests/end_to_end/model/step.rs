@@ -50,6 +50,10 @@ pub(super) enum Step {
     /// graph is kept.
     Graph(u64, bool),
     DropGraph(usize),
+    /// A graph uses a block.
+    UseInGraph(usize),
+    /// The graph and its executables are dropped.
+    EndUse(usize),
     Freeze(Which, bool),
     Trim(u64),
     Route(Which),
@@ -71,7 +75,7 @@ impl Step {
     /// Decodes a step. Every number is a step, and small numbers give simple steps.
     pub(super) fn of(number: u64) -> Self {
         let bits = &mut Bits(number);
-        match bits.below(128) {
+        match bits.below(132) {
             0..=46 => Self::Allocate { bytes: bytes(bits), stream: bits.below(STREAMS), pool: pool(bits) },
             47..=91 => Self::Free(bits.index()),
             92..=99 => Self::Record(bits.index(), bits.below(STREAMS)),
@@ -90,7 +94,9 @@ impl Step {
             124 => Self::Renew([Which::Private, Which::Whole, Which::Remapped][bits.below(3) as usize]),
             125 => Self::Limit(bits.below(48) * MIB),
             126 => Self::Attach,
-            _ => Self::CatchUp,
+            127 => Self::CatchUp,
+            128..=129 => Self::UseInGraph(bits.index()),
+            _ => Self::EndUse(bits.index()),
         }
     }
 }

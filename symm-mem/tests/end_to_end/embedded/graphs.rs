@@ -1,8 +1,15 @@
 //! Graphs keep the blocks that they use, for any call and without a declaration. No window is made or removed while a
 //! stream captures.
 
-use std::{sync::Barrier, time::Duration};
+use std::{
+    sync::{Arc, Barrier},
+    time::Duration,
+};
 
+use caching_alloc::{
+    core::{Allocator, PoolSettings, SegmentSource, Settings},
+    driver::{DriverEvents, DriverSource},
+};
 use cuda_driver::{
     DevicePtr,
     graph::{CaptureMode, Graph, GraphExec},
@@ -16,7 +23,7 @@ use process_group::{
     store::Deadline,
 };
 use symm_mem::{
-    Placement, Refusal, SymmetricBlock, SymmetricGroup, SymmetricPool,
+    Placement, PoolSource, Refusal, SymmetricBlock, SymmetricGroup, SymmetricPool,
     direct::{self, DirectOptions},
     exchange::{Exchange, ExchangeOptions, Part},
     kernels::{Algorithm, AllReduce, Kernels, Target, twins},
@@ -113,6 +120,42 @@ fn a_collective_that_a_stream_captures_pins_its_blocks() {
                 holds(&rank, at, sum(&rank.world));
             });
         }
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_collective_that_a_stream_captures_pins_its_routed_block() {
+    on_ranks(2, |rank| {
+        let pool = Arc::new(rank.pool());
+        let events = Arc::new(DriverEvents::new(&rank.context));
+        let stream = events.register(&rank.stream);
+        let own = Arc::new(DriverSource::new(&rank.context));
+        let allocator = Allocator::new(own, events, Settings::default());
+        let source = Some(Arc::new(PoolSource::new(pool.clone())) as Arc<dyn SegmentSource>);
+        let routed =
+            allocator.pool(PoolSettings { source, ..PoolSettings::default() }).expect("the settings fit");
+        let scope = pool.scope(&[&rank.world]).options(options()).route(&routed);
+        let block = allocator.allocate(MIB, stream).expect("there is room");
+        assert!(scope.finish().iter().all(Result::is_ok), "the ranks agree");
+        let at = DevicePtr(block.address());
+        let graph = capture(&rank, || {
+            fill(&rank, at, (rank.rank + 1) as f32);
+            rank.all_reduce(at, MIB, &rank.world);
+        });
+        drop(block);
+        let other = routed.allocate(MIB, stream).expect("there is room");
+        assert_ne!(DevicePtr(other.address()), at, "rank {}: the graph has lost its block", rank.rank);
+        fill(&rank, DevicePtr(other.address()), -1.0);
+        for _ in 0..2 {
+            launch(&rank, &graph);
+            holds(&rank, at, sum(&rank.world));
+        }
+        holds(&rank, DevicePtr(other.address()), -1.0);
+        drop(graph);
+        let again = routed.allocate(MIB, stream).expect("there is room");
+        assert_eq!(DevicePtr(again.address()), at, "nobody uses it any more");
+        drop((again, other, routed, allocator, pool));
         rank.leave();
     });
 }
