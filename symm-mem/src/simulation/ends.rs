@@ -13,7 +13,7 @@ use cuda_driver::DevicePtr;
 
 use super::{
     library::Life,
-    rank::Task,
+    rank::{Rank, Task},
     results::{Ended, Kind, Meeting, Said},
     violation::{Violation, bail, ensure},
     work::{Unregistered, Work},
@@ -29,6 +29,8 @@ use crate::{
 /// The description of a store failure. The simulation passes it to the pool at the end of each commit, agreement on
 /// plain registration and retirement. The pool uses it in its error if the meeting has ended because the store failed.
 pub(super) const LOST: &str = "the store is gone";
+/// The longest time in µs for which a rank pauses after it has lost the store in a meeting.
+const LONGEST_PAUSE: u64 = 10_000_000;
 
 impl World {
     /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the rank can reach
@@ -39,11 +41,20 @@ impl World {
     /// registration, whose end schedules the next action. Otherwise schedules the next action.
     pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
-        let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
+        let Some(Task { work, span, history, registered, records, .. }) = state.task.take() else {
+            return Ok(());
+        };
         let Meeting { kind, round, .. } = span.meeting;
         let groups = work.groups();
         let lost = said.store_failed();
         state.lost |= lost;
+        let poisoned = |state: &Rank| {
+            let pool = state.pool_of(kind);
+            groups.iter().filter(|group| pool.poison(**group).is_some()).count()
+        };
+        let before = poisoned(state);
+        let arrived = self.arrived(kind, records.as_deref());
+        let state = &mut self.ranks[rank as usize];
         let (mut unregistered, mut met, mut earlier) = (None, None, Vec::new());
         match (work, said.clone()) {
             (Work::Commit { machine, group_state, mut segments, serials, .. }, Said::Commit(result)) => {
@@ -95,7 +106,10 @@ impl World {
             _ => bail!("rank {rank} ends what it has not begun"),
         }
         let state = self.rank(rank);
-        let poisoned = groups.iter().all(|group| state.pool_of(kind).poison(*group).is_some());
+        let poisoned = [before, poisoned(state)];
+        if lost {
+            self.judge_error(rank, kind, &said, &groups)?;
+        }
         met.iter().for_each(|name| self.network.keys.meet(name));
         if !lost && self.reaches_store(rank) {
             let store = self.network.at_once();
@@ -103,12 +117,27 @@ impl World {
             earlier.iter().for_each(|place| remove_left(&store, place));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
-        self.ended.push(Ended { rank, span, said, ended: self.now, history, registered, poisoned });
+        let (ended, posted) = (self.now, records.is_some());
+        self.ended.push(Ended {
+            rank,
+            span,
+            said,
+            ended,
+            history,
+            registered,
+            posted,
+            arrived,
+            groups: groups.len(),
+            poisoned,
+        });
         self.observe(rank)?;
         if let Some(unregistered) = unregistered {
             return self.register_plainly(rank, unregistered, span);
         }
-        self.soon(Event::Resume(rank));
+        // Without the pause, a rank that has lost the store ends its program before the store answers again.
+        let pause = if lost && self.random.one_in(2) { self.random.below(LONGEST_PAUSE) } else { 0 };
+        let next = self.now + pause + self.delay();
+        self.at(next, Event::Resume(rank));
         Ok(())
     }
 

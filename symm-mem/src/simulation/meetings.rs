@@ -61,8 +61,16 @@ impl World {
         let state = self.rank(rank);
         state.token = token;
         let history = state.operations();
-        state.task =
-            Some(Task { work, span, history, registered: false, waits: false, at: 0, failing_since: None });
+        state.task = Some(Task {
+            work,
+            span,
+            history,
+            registered: false,
+            records: None,
+            waits: false,
+            at: 0,
+            failing_since: None,
+        });
         self.answer(rank, token, Answer::Start)
     }
 
@@ -373,6 +381,10 @@ impl World {
         match want {
             Want::Done(said, read) => return self.end(rank, said, &read),
             Want::Store(request) => {
+                let task = self.rank(rank).task.as_mut().filter(|task| task.records.is_none());
+                if let (Some(task), StoreRequest::Agreement(Request::Post { key, .. })) = (task, &request) {
+                    task.records = key.rsplit_once('/').map(|(records, _)| records.to_owned());
+                }
                 let request = match self.speaks_otherwise(rank) {
                     true => of_other_version(request),
                     false => request,

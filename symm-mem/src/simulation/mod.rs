@@ -17,6 +17,8 @@
 //!   at the store.
 //! - *Trouble*: the fault, or the difference between ranks, of a run.
 //! - *Culprit*: the rank that the trouble concerns. It plays no part under a few troubles, such as a dead store.
+//! - *Lost store*: the trouble separates one rank, or all ranks, from the store, for some time or for the rest of the
+//!   run. Such a rank goes on with its program: it allocates, runs collectives, frees, and begins its meetings.
 //! - *Meeting*: one run of an agreement among ranks, such as that of a commit or of a rendezvous.
 //! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
 //!   groups. They may also retire segments, or run a rendezvous or an exchange.
@@ -39,7 +41,7 @@
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device` | the devices |
 //! | `library`, `communicator` | the record of memory registered with NCCL, and the communicators |
-//! | `oracle`, `waits`, `results` | the checks of the invariants, and the checked results |
+//! | `oracle`, `waits`, `lost`, `results` | the checks of the invariants, and the checked results |
 //! | `versions` | a rank that uses another version of the protocol |
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
@@ -59,6 +61,7 @@ mod ends;
 mod exchanges;
 mod keys;
 mod library;
+mod lost;
 mod meetings;
 mod network;
 mod oracle;

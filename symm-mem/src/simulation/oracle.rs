@@ -2,10 +2,9 @@
 //!
 //! - Every live rank ends its program.
 //! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline: the sum of the least
-//!   time limits of all actions after a decision and of the waits for their outcomes. Exceptions: the trouble stops the
-//!   rank or cuts it off from the store, or the rank repeats failed requests to the store.
-//! - Members of a meeting get the same result, except those for which the store fails. If the store fails for a rank,
-//!   and the result of the other members changes the group, the rank treats the group as dead.
+//!   time limits of all actions after a decision and of the waits for their outcomes. A rank that loses the store may
+//!   repeat its requests for [`RETRY_FLOOR`] longer. Exception: the trouble stops the rank.
+//! - Members of a meeting get the same result, except those that [lose the store](super::lost).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
 //! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
@@ -112,7 +111,7 @@ impl World {
         Ok(())
     }
 
-    fn members(&self, kind: Kind) -> Vec<u32> {
+    pub(super) fn members(&self, kind: Kind) -> Vec<u32> {
         let all = || (0..self.ranks.len() as u32).collect();
         kind.group().map_or_else(all, |group| self.scenario.groups[&group].clone())
     }
@@ -121,19 +120,15 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         for it in ended {
             let exempt = matches!(trouble, Trouble::Stopped(..)) && it.rank == culprit;
-            // A rank that is cut off from the store reads the result only when the store answers again.
-            let cut_off = match trouble {
-                Trouble::CutOff(_, ms) if it.rank == culprit => ms * 1000,
-                _ => 0,
-            };
-            let retries = if it.said.store_failed() { RETRY_FLOOR.as_micros() as u64 } else { 0 };
+            // A rank that is in doubt waits at least this long for the store to answer again.
+            let retries = if self.loses_store(it.rank) { RETRY_FLOOR.as_micros() as u64 } else { 0 };
             // An agreement on a length may take longer: a rank whose patience (the time for which it waits for missing
             // members) has ended searches for a circle of waits. It reads the waits of all ranks from the store twice
             // (`look`), and twice more if the two reads differ.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.span.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
-            let most = most + looks + cut_off + retries;
+            let most = most + looks + retries;
             ensure!(
                 exempt || it.ended - it.span.begun <= most,
                 "rank {} waits past its deadline: {it:?}",
@@ -143,20 +138,10 @@ impl World {
         if matches!((trouble, kind), (Trouble::OtherDomain { .. }, Kind::Retire | Kind::Length)) {
             return self.judge_domain(kind, ended);
         }
-        // A rank that has lost the store gets no result, and the others report it as missing.
+        // A rank that has lost the store gets no result.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
-        let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(..));
-        ensure!(told.len() == ended.len() || cut, "the store failed");
+        self.judge_lost(kind, ended, &told)?;
         let Some(first) = told.first() else { return Ok(()) };
-        if let Some(it) = ended.iter().find(|it| it.said.store_failed() && !it.poisoned)
-            && first.said.changes_groups()
-        {
-            bail!(
-                "rank {} has lost the store and goes on with a group of which the others were told {:?}",
-                it.rank,
-                first.said
-            );
-        }
         for it in &told {
             ensure!(
                 it.said == first.said,
@@ -169,17 +154,13 @@ impl World {
         }
         ensure!(first.said.is_agreed(), "no result that can be agreed: {:?}", first.said);
         if let Said::Commit(result) = &first.said {
+            self.judge_windows(ended, result.as_ref().ok())?;
             let entered = told.iter().filter(|it| it.registered).count();
-            let partly = entered != 0 && entered != told.len();
-            let wrong = (result.is_ok() && partly && !cut)
-                || (entered > 0 && first.said.refusal().is_some() && result.is_err());
+            let wrong = entered > 0 && first.said.refusal().is_some() && result.is_err();
             ensure!(!wrong, "{entered} of {} members registered: {result:?}", told.len());
         }
         if let Said::Commit(Ok(agreed)) = &first.said {
             self.judge_mapping(kind, agreed)?;
-        }
-        if cut {
-            return Ok(());
         }
         self.judge_blame(kind, &first.said, &told)
     }
@@ -195,7 +176,9 @@ impl World {
             PeerMappings::Unmapped { reason } => match reason {
                 Unmapped::NothingNew {} => agreed.segments == 0,
                 Unmapped::NotOffered { rank, .. } => trouble == Trouble::PrepareFails && *rank == culprit,
-                Unmapped::Failed { rank, .. } => (cannot && *rank == culprit) || trouble.delays(),
+                Unmapped::Failed { rank, .. } => {
+                    *rank == culprit && (cannot || trouble.silences_past_budgets())
+                }
                 Unmapped::NoHandle { .. } | Unmapped::NoPeerAccess { .. } => false,
             },
         };
@@ -211,21 +194,25 @@ impl World {
         let members = self.members(kind);
         let inside = members.contains(&culprit);
         let affected = inside && members.len() > 1 || kind == Kind::Retire;
-        let parts = trouble.parts_pools() || self.keeps_memory();
+        // A rank that is in doubt does not retire segments, and does not allocate, as the others may have done.
+        let parted = self.was_in_doubt(culprit, |kind| matches!(kind, Kind::Retire | Kind::Length));
+        let parts = trouble.parts_pools() || self.keeps_memory() || parted;
+        // A rank that is in doubt enqueues nothing more on the groups of the meeting, and the others do.
+        let stops = self.was_in_doubt(culprit, |kind| kind.is_of_pool() && kind != Kind::Length);
         let wrong = |text: String| Violation(format!("under {trouble:?} on rank {culprit}: {text}"));
         let fit =
             |fits: bool, text: &dyn fmt::Display| fits.then_some(()).ok_or_else(|| wrong(text.to_string()));
         let may_miss = |missing: &[u32], circle: &[Waiting]| {
-            let is_late =
-                trouble.delays() || self.waits_in_other_domain(circle) || self.came_late(told, missing);
-            !missing.is_empty() && is_late
+            !missing.is_empty()
+                && (self.waits_in_other_domain(circle) || self.may_be_late(told, missing, circle))
         };
+        let lost = |missing: &[u32]| trouble.silences_past_budgets() && missing == [culprit];
         let cannot_map = |rank: u32| trouble == Trouble::CannotMap && rank == culprit;
         if let Some(refusal) = said.rendezvous() {
             let differs = matches!(trouble, Trouble::MeetsOtherwise(_));
             let fits = match refusal {
                 RendezvousRefusal::RendezvousTimeout { missing, circle, .. } => may_miss(missing, circle),
-                RendezvousRefusal::MembersLost { .. } => trouble.silences(),
+                RendezvousRefusal::MembersLost { missing, .. } => lost(missing),
                 RendezvousRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
                 RendezvousRefusal::SharingFailed { rank, .. } => cannot_map(*rank),
                 RendezvousRefusal::RendezvousDuringCapture { ranks } => {
@@ -241,7 +228,7 @@ impl World {
         if let Some(refusal) = said.exchange() {
             let fits = match refusal {
                 ExchangeRefusal::ExchangeTimeout { missing, circle, .. } => may_miss(missing, circle),
-                ExchangeRefusal::MembersLost { .. } => trouble.silences(),
+                ExchangeRefusal::MembersLost { missing, .. } => lost(missing),
                 ExchangeRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
                 ExchangeRefusal::OpeningFailed { rank, .. } => cannot_map(*rank),
                 _ => inside && matches!(trouble, Trouble::ExchangesOtherwise(_)),
@@ -253,12 +240,17 @@ impl World {
                 Poison::RegistrationFailed { rank, .. } => {
                     affected && matches!(trouble, Trouble::RegistrationFails(_)) && *rank == culprit
                 }
-                Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
+                Poison::MembersLost { missing, .. } => match kind {
+                    Kind::Plain(_) => inside && trouble.silences() && self.may_be_late(told, missing, &[]),
+                    _ => lost(missing),
+                },
+                Poison::StoreLost { rank, .. } => inside && *rank == culprit && stops,
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
                 // Possible if the culprit has skipped a commit without counting it, and then creates the group anew.
                 // Its committed log begins again, and its next commit has the number of the skipped one, in which the
                 // other members may still wait with the committed log of the old group.
-                Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
+                // Possible too for a group that is created after a retirement about which the culprit was in doubt.
+                Poison::CommittedLogDiverged { .. } => affected && (trouble == Trouble::Absent || parted),
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
                     trouble == Trouble::DeregistrationFails && *rank == culprit
@@ -284,13 +276,15 @@ impl World {
                 !missing.is_empty()
                     && self.is_told_the_generation(told, circle)
                     && missing.iter().all(|rank| members.contains(rank))
-                    && (trouble.delays() || self.came_late(told, &missing))
+                    && self.may_be_late(told, &missing, circle)
             }
             Refusal::SegmentCountMismatch { .. }
             | Refusal::SegmentShapeMismatch { .. }
-            | Refusal::AllocationDiverged { .. } => affected && trouble.parts_pools() || self.keeps_memory(),
+            | Refusal::AllocationDiverged { .. } => {
+                affected && (trouble.parts_pools() || parted) || self.keeps_memory()
+            }
             Refusal::MemberLost { rank, .. } => trouble.silences() && *rank == culprit,
-            Refusal::EpochMismatch { .. } => trouble.delays(),
+            Refusal::EpochMismatch { .. } => trouble.delays() && !trouble.loses_store(),
             Refusal::GenerationMismatch { generations, .. } => {
                 let culprits = Entry { value: 2, ranks: vec![culprit] };
                 trouble == Trouble::ExtraDomain && generations.entries.contains(&culprits)
@@ -324,9 +318,10 @@ impl World {
             }
             Refusal::MessagesOutstanding { from, to, sent, received, .. } => {
                 trouble == Trouble::HalfSent && *from == culprit && to != from && *sent == received + 1
+                    || stops && [*from, *to].contains(&culprit)
             }
             Refusal::CollectivesOutstanding { collectives, .. } => {
-                trouble == Trouble::HalfEnqueued
+                (trouble == Trouble::HalfEnqueued || stops)
                     && collectives.entries.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::QuiesceFailed { rank, .. } => {
@@ -337,6 +332,18 @@ impl World {
         };
         fit(fits, refusal)?;
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
+    }
+
+    /// Returns true if the trouble explains why these ranks are missing. If ranks lose the store, a missing rank is the
+    /// culprit, which is cut off, or it [came late](Self::came_late), or it waits in a circle with the culprit.
+    fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
+        let trouble = self.scenario.trouble;
+        if !trouble.loses_store() {
+            return trouble.delays() || self.came_late(told, missing);
+        }
+        let is_cut_off = |rank: u32| matches!(trouble, Trouble::CutOff(..)) && self.scenario.is_culprit(rank);
+        let others: Vec<u32> = missing.iter().copied().filter(|rank| !is_cut_off(*rank)).collect();
+        circle.iter().any(|it| is_cut_off(it.rank)) || self.came_late(told, &others)
     }
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the

@@ -172,6 +172,8 @@ pub(super) struct Task {
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
+    /// The key of this rank's record, without the rank at its end. `None` until the rank asks the store to store it.
+    pub(super) records: Option<String>,
     /// True if the last request of the meeting waits for a key of the store.
     pub(super) waits: bool,
     /// The code of the last request of the state machine, see [`Want::code`](super::work::Want::code). A part of

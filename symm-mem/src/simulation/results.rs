@@ -84,9 +84,15 @@ pub(super) struct Ended {
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
-    /// True if all groups whose commit logs the meeting uses are poisoned on this rank after the meeting. So it is
-    /// always true if the meeting uses no group's log.
-    pub(super) poisoned: bool,
+    /// True if the rank has asked the store to store its record.
+    pub(super) posted: bool,
+    /// The members whose records the store has at the end of the meeting. `None` unless the trouble makes ranks lose
+    /// the store, or if this rank has not asked the store to store its own record.
+    pub(super) arrived: Option<Vec<u32>>,
+    /// The number of groups whose commit logs the meeting uses on this rank.
+    pub(super) groups: usize,
+    /// The number of these groups that were poisoned on this rank before the end of the meeting, and after it.
+    pub(super) poisoned: [usize; 2],
 }
 
 /// The use of a block in a group's collective on one rank.
@@ -152,16 +158,34 @@ impl Said {
         )
     }
 
-    /// Returns true if the result changes windows, registrations or segments of members, or ends a group.
-    pub(super) fn changes_groups(&self) -> bool {
-        match self {
-            Said::Commit(Ok(agreed)) => agreed.segments > 0,
-            Said::Commit(Err(ending)) | Said::Plain(Err(ending)) => {
-                matches!(ending, agreement::Ending::Poisoned(_))
+    /// Returns true if the rank does not know the result, because its requests to the store failed after it had begun
+    /// to post its record.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        matches!(
+            self.failed(),
+            Some(
+                Failed::Pool(agreement::Ending::StoreFailed { in_doubt: true })
+                    | Failed::Meet(protocol::Ending::StoreFailed { in_doubt: true })
+                    | Failed::Exchange(exchange::Ending::StoreFailed { in_doubt: true })
+            )
+        )
+    }
+
+    /// If the members did not wait any longer for records, returns the members whose records were missing, and true if
+    /// the ranks wait for each other in a circle.
+    pub(super) fn missing(&self) -> Option<(Vec<u32>, bool)> {
+        if let Some(Refusal::SyncTimeout { missing, circle, .. }) = self.refusal() {
+            return Some((missing.iter().map(|it| it.rank).collect(), !circle.is_empty()));
+        }
+        match (self, self.rendezvous(), self.exchange()) {
+            (Said::Plain(Err(agreement::Ending::Poisoned(Poison::MembersLost { missing, .. }))), ..) => {
+                Some((missing.clone(), false))
             }
-            Said::Plain(Ok(_)) => true,
-            Said::Retire(result) => result.is_ok(),
-            Said::Length(_) | Said::Meet(_) | Said::Exchange(_) => false,
+            (_, Some(RendezvousRefusal::RendezvousTimeout { missing, circle, .. }), _)
+            | (.., Some(ExchangeRefusal::ExchangeTimeout { missing, circle, .. })) => {
+                Some((missing.clone(), !circle.is_empty()))
+            }
+            _ => None,
         }
     }
 
@@ -212,13 +236,8 @@ impl Said {
 
     /// Returns the name under which [`Run::tally`](super::Run::tally) counts this result.
     pub(super) fn name(&self) -> &'static str {
-        if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
-        | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self
-        {
-            return "in doubt";
-        }
         if self.store_failed() {
-            return "store failed";
+            return if self.is_in_doubt() { "in doubt" } else { "store failed" };
         }
         if let Said::Commit(Ok(Agreed { pending: Some(_), .. })) = self {
             return "prefix";

@@ -186,6 +186,7 @@ impl World {
             && matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.network.arrived)
         {
             self.network.is_dead = true;
+            self.outage = Some(self.now..u64::MAX);
             tell!(self, "the store dies");
             for rank in 0..self.ranks.len() as u32 {
                 self.break_links(rank, false)?;

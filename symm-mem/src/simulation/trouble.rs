@@ -108,13 +108,16 @@ pub(super) enum Trouble {
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
     OtherProtocol,
-    /// For some time, the culprit cannot reach the store. The first field is when this time begins. The second field is
-    /// its length in ms.
+    /// For some time, the culprit cannot reach the store, and goes on with its program. The first field is when this
+    /// time begins. The second field is its length in ms, or [`FOREVER`].
     CutOff(CutOffAt, u64),
     /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
     /// all connections are counted together, from 1.
     StoreDies(u64),
 }
+
+/// A length in ms, longer than any run, for which the culprit cannot reach the store.
+pub(super) const FOREVER: u64 = 1 << 40;
 
 /// The time at which the culprit is cut off from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,6 +146,7 @@ impl Trouble {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
         };
+        let outage = |random: &mut Random| if random.one_in(4) { FOREVER } else { pause(random) };
         match random.below(49) {
             0 => Self::None,
             1 => Self::ExtraSegment,
@@ -172,13 +176,13 @@ impl Trouble {
             26 => Self::CannotMap,
             27..=29 => Self::Killed(steps(random)),
             30 => Self::Stopped(steps(random), pause(random)),
-            31 => Self::CutOff(CutOffAt::Step(steps(random)), pause(random)),
+            31 => Self::CutOff(CutOffAt::Step(steps(random)), outage(random)),
             46 => {
                 let at = match random.one_in(2) {
                     true => CutOffAt::Action(1 + random.below(16)),
                     false => CutOffAt::RetirementAction(1 + random.below(4)),
                 };
-                Self::CutOff(at, pause(random))
+                Self::CutOff(at, outage(random))
             }
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
@@ -224,12 +228,19 @@ impl Trouble {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if the trouble can [silence](Self::silences) a rank for at least `OUTCOME_FLOOR`. After a decision,
-    /// the other members wait at least this long for the rank's outcome. The result depends on the duration only for
-    /// `Stopped`. For `CutOff` and `StoreDies`, the oracle does not use the result.
+    /// Returns true if the trouble can make ranks lose the store.
+    pub(super) fn loses_store(self) -> bool {
+        matches!(self, Self::CutOff(..) | Self::StoreDies(_))
+    }
+
+    /// Returns true if the trouble can [silence](Self::silences) the culprit alone for at least `OUTCOME_FLOOR`. After
+    /// a decision, the other members wait at least this long for the rank's outcome. A culprit that is cut off does not
+    /// post its outcome later if it gives up before the store answers again, whatever the length of the cut. After the
+    /// death of the store, nobody gets a result.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= OUTCOME_FLOOR,
+            Self::StoreDies(_) => false,
             _ => self.silences(),
         }
     }

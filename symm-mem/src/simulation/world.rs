@@ -9,6 +9,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
+    ops::Range,
     sync::Weak,
     time::Duration,
 };
@@ -79,6 +80,9 @@ pub(super) struct World {
     /// The devices of all ranks. `None` after the end of the run.
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
+    /// The time in which the ranks that lose the store ([`World::loses_store`]) cannot reach it, on the simulation's
+    /// clock in µs. `None` before the loss.
+    pub(super) outage: Option<Range<u64>>,
     pub(super) library: Library,
     /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. The verdict is
     /// the members' common decision after the registration. Each entry has the key of the verdict, the rank, and the
@@ -166,6 +170,7 @@ impl World {
             ranks,
             devices: Some(devices),
             network,
+            outage: None,
             library,
             watched: Vec::new(),
             offers: HashMap::new(),
@@ -359,7 +364,9 @@ impl World {
     }
 
     fn cut_off(&mut self, rank: u32, ms: u64) -> Result<(), Violation> {
-        self.rank(rank).cut_off = self.now + 1000 * ms;
+        let until = self.now + 1000 * ms;
+        self.rank(rank).cut_off = until;
+        self.outage = Some(self.now..until);
         tell!(self, "rank {rank} is cut off from the store for {ms} ms");
         self.break_links(rank, true)
     }

@@ -1,0 +1,164 @@
+//! Checks of ranks that lose the store and go on with their programs, and of the ranks that meet them.
+//!
+//! - Only a rank that the trouble separates from the store reports a failure of the store, and only for a meeting that
+//!   it was in during this time. For a meeting that it begins in this time, it reports nothing else.
+//! - A rank is [in doubt](bootstrap::agreement) if it has asked the store to store its record. It then poisons all
+//!   groups whose windows may depend on the result, and its error says so. Otherwise it poisons none.
+//! - If the store has no record of such a rank, the other members wait in vain: their refusal names the rank. If they
+//!   get another result, the rank is in doubt.
+//! - No other member is named, except one that came late because it waited for such a rank.
+//! - Segments become windows on all members of a group, or on none. A group that is poisoned on one member gets no new
+//!   windows on the others.
+
+use bootstrap::store::StoreError;
+use process_group::group::GroupId;
+
+use super::{
+    ends::LOST,
+    results::{Ended, Kind, Said},
+    trouble::Trouble,
+    violation::{Violation, ensure},
+    world::World,
+};
+use crate::{
+    agreement::{Agreed, Poison},
+    error_kind::ErrorKind,
+};
+
+impl World {
+    /// Returns true if the trouble separates this rank from the store.
+    pub(super) fn loses_store(&self, rank: u32) -> bool {
+        match self.scenario.trouble {
+            Trouble::CutOff(..) => self.scenario.is_culprit(rank),
+            Trouble::StoreDies(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns true if a meeting of this rank has ended in doubt, of a kind for which `is_kind` returns true.
+    pub(super) fn was_in_doubt(&self, rank: u32, is_kind: impl Fn(Kind) -> bool) -> bool {
+        let mut meetings = self.ended.iter().filter(|it| it.rank == rank && it.said.is_in_doubt());
+        meetings.any(|it| is_kind(it.span.meeting.kind))
+    }
+
+    /// Returns the members whose records are in the store. `records` is the key of a record without the rank at its
+    /// end. See [`Ended::arrived`].
+    pub(super) fn arrived(&self, kind: Kind, records: Option<&str>) -> Option<Vec<u32>> {
+        let records = records.filter(|_| self.scenario.trouble.loses_store())?;
+        let has_posted = |rank: &u32| self.network.value(&format!("{records}/{rank}")).is_some();
+        Some(self.members(kind).into_iter().filter(has_posted).collect())
+    }
+
+    /// Checks the members of a meeting that have lost the store, and the results `told` of the other members.
+    pub(super) fn judge_lost(&self, kind: Kind, ended: &[&Ended], told: &[&Ended]) -> Result<(), Violation> {
+        let is_outside =
+            |it: &&&Ended| self.outage.as_ref().is_none_or(|outage| !outage.contains(&it.span.begun));
+        for it in told.iter().filter(|it| self.loses_store(it.rank)) {
+            ensure!(is_outside(&it), "rank {} gets a result that it cannot have read: {it:?}", it.rank);
+        }
+        for lost in ended.iter().filter(|it| it.said.store_failed()) {
+            self.judge_loss(kind, lost, told).map_err(|Violation(what)| {
+                Violation(format!("rank {} has lost the store: {what}: {lost:?}", lost.rank))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks the end of a meeting on a rank that has lost the store, against the results `told` of the other members.
+    fn judge_loss(&self, kind: Kind, lost: &Ended, told: &[&Ended]) -> Result<(), Violation> {
+        let Some(outage) = self.outage.as_ref().filter(|_| self.loses_store(lost.rank)) else {
+            return Err(Violation("the store has not failed".to_owned()));
+        };
+        let is_in = lost.span.begun < outage.end && outage.start <= lost.ended;
+        ensure!(is_in, "it could reach the store at all times of the meeting");
+        // The members of a plain registration have registered before they meet. The members of a commit may have
+        // decided to refuse it, and only search for the difference between their pools.
+        let only_explains = matches!(kind, Kind::Commit(_) | Kind::Second(_))
+            && told.iter().all(|it| it.said.refusal().is_some_and(|refusal| refusal.divergence().is_some()));
+        let in_doubt = lost.said.is_in_doubt();
+        ensure!(
+            in_doubt == (lost.posted || matches!(kind, Kind::Plain(_))) || lost.posted && only_explains,
+            "in doubt: {in_doubt}"
+        );
+        let [before, after] = lost.poisoned;
+        ensure!(
+            after == if in_doubt { lost.groups } else { before },
+            "of {} groups, {before} were poisoned, and now {after}",
+            lost.groups
+        );
+        for it in told {
+            match (it.said.missing(), &it.arrived) {
+                (None, _) => ensure!(lost.posted, "rank {} needs its record: {:?}", it.rank, it.said),
+                (Some((missing, in_circle)), Some(arrived)) => ensure!(
+                    in_circle || missing.contains(&lost.rank) || arrived.contains(&lost.rank),
+                    "rank {} does not miss it: {:?}",
+                    it.rank,
+                    it.said
+                ),
+                (Some(_), None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the error and the poison of a rank whose meeting has ended with `said`, a failure of the store. `groups`
+    /// are the groups whose commit logs the meeting uses.
+    pub(super) fn judge_error(
+        &self,
+        rank: u32,
+        kind: Kind,
+        said: &Said,
+        groups: &[GroupId],
+    ) -> Result<(), Violation> {
+        let pool = self.ranks[rank as usize].pool_of(kind);
+        let error = || Some(StoreError::Argument(LOST.to_owned()));
+        let named =
+            groups.iter().copied().filter(|group| kind != Kind::Retire || pool.poison(*group).is_some());
+        let named = named.collect();
+        let error = match said.clone() {
+            Said::Commit(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
+            Said::Plain(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
+            Said::Retire(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
+            Said::Length(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
+            Said::Meet(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::RendezvousRefused, error(), named)
+            }
+            Said::Exchange(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, error(), named)
+            }
+            _ => return Ok(()),
+        };
+        let poisons = said.is_in_doubt() && !groups.is_empty();
+        ensure!(
+            matches!(error, ErrorKind::Store { poisoned, .. } if poisoned == poisons),
+            "rank {rank} has lost the store in {kind:?}, which poisons its groups: {poisons}, and reports {error}"
+        );
+        let is_named =
+            |poison: &Poison| !matches!(poison, Poison::StoreLost { rank: named, .. } if *named != rank);
+        ensure!(
+            groups.iter().filter_map(|group| pool.poison(*group)).all(|poison| is_named(&poison)),
+            "rank {rank} has lost the store, and its groups name another rank"
+        );
+        Ok(())
+    }
+
+    /// Checks a commit in which a rank was poisoned before, or which made windows: then no member registers, or all.
+    /// `agreed` is the result of the members.
+    pub(super) fn judge_windows(&self, ended: &[&Ended], agreed: Option<&Agreed>) -> Result<(), Violation> {
+        let registered = ended.iter().filter(|it| it.registered).count();
+        if let Some(poisoned) = ended.iter().find(|it| it.poisoned[0] > 0) {
+            ensure!(
+                registered == 0 && agreed.is_none(),
+                "rank {} was poisoned, and {registered} members register: {agreed:?}",
+                poisoned.rank
+            );
+        }
+        let makes = agreed.is_some_and(|agreed| agreed.segments > 0 && agreed.without.is_none());
+        ensure!(
+            !makes || registered == ended.len(),
+            "{registered} of {} members have registered: {agreed:?}",
+            ended.len()
+        );
+        Ok(())
+    }
+}
