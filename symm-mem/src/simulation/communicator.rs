@@ -31,12 +31,13 @@ pub(super) struct Communicator {
 }
 
 /// Runs all coroutines until each has ended or waits.
-fn settle() -> Result<(), Violation> {
+pub(super) fn settle() -> Result<(), Violation> {
     sched::sleep(Duration::ZERO).map_err(Violation::of)
 }
 
-fn begin(job: impl FnOnce() + Send + 'static) -> Result<(), Violation> {
-    let begun = sched::spawn("a call to NCCL", Box::new(job));
+/// Begins `job` in a coroutine, in which it may block. `name` appears in reports of gpu-sim.
+pub(super) fn begin(name: &str, job: impl FnOnce() + Send + 'static) -> Result<(), Violation> {
+    let begun = sched::spawn(name, Box::new(job));
     begun.map_err(|_| Violation("the thread has no simulated world".into()))
 }
 
@@ -52,7 +53,7 @@ impl Communicator {
             let handle = Arc::new(AtomicPtr::new(ptr::null_mut()));
             made.push((handle.clone(), context));
             let (api, context) = (api.clone(), context.clone());
-            begin(move || {
+            begin("a call to NCCL", move || {
                 // SAFETY: the handle outlives the call, because this coroutine shares it.
                 let init = || unsafe { api.comm_init_rank(handle.as_ptr(), size, id, rank) };
                 // If the call fails, the handle stays null, and `finish` reports it.
@@ -83,7 +84,7 @@ impl Communicator {
         end: impl FnOnce(Result<Vec<usize>, String>) + Send + 'static,
     ) -> Result<(), Violation> {
         let (api, context, communicator) = (self.api.clone(), self.context.clone(), self.handle);
-        begin(move || {
+        begin("a call to NCCL", move || {
             let register = || windows(&api, communicator as ncclComm_t, &memory);
             end(context.with_current(register).unwrap_or_else(|error| Err(error.to_string())));
         })?;

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use caching_alloc::{
@@ -13,18 +13,19 @@ use caching_alloc::{
     sources::LimitingSource,
 };
 use cuda_driver::{
-    Context, DevicePtr, Driver,
+    Context, DevicePtr, Driver, Stream, StreamFlags, WaitCondition,
+    memory::DeviceMemory,
     sys::Api,
     vmm::{Mapping, PhysicalMemory},
 };
 use gpu_sim::{Action, Injection, World};
-use nccl_sys::ncclResult_t;
 
 use super::{
+    communicator::{begin, settle},
     library::Library,
     violation::{Violation, ensure},
 };
-use crate::{lock::lock, sharing};
+use crate::{agreement::Release, lock::lock, sharing};
 
 /// The memory of each simulated device in bytes, more than any run uses. To test failing allocations, a
 /// `LimitingSource` limits the pools of each rank to fewer bytes. This limit does not apply to the memory that NCCL
@@ -85,10 +86,9 @@ impl Devices {
         Library::new(self.nccl.clone())
     }
 
-    /// Makes the next call of the NCCL function with this name fail, unless [`fail_no_more`](Self::fail_no_more) is
-    /// called before that call.
-    pub(super) fn fail_next(&self, function: &str) -> Result<(), Violation> {
-        let code = ncclResult_t::ncclUnhandledCudaError.0;
+    /// Makes the next call of the function of the driver or of NCCL with this name fail with `code`, unless
+    /// [`fail_no_more`](Self::fail_no_more) is called before that call.
+    pub(super) fn fail_next(&self, function: &str, code: u32) -> Result<(), Violation> {
         self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
     }
 
@@ -123,6 +123,22 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     let functions = (driver.map_err(Violation::of)?, nccl.map_err(Violation::of)?);
     known.insert(release, functions.clone());
     Ok(functions)
+}
+
+/// Work on a device, see [`Device::begin_work`]: a stream that waits for the word to become 1.
+pub(super) struct Work {
+    stream: Stream,
+    word: DeviceMemory,
+}
+
+impl Work {
+    /// Ends the work, and the waits for an idle device.
+    pub(super) fn end(self) -> Result<(), Violation> {
+        let Self { stream, word } = self;
+        word.copy_from_host(0, &[1_u64]).map_err(Violation::of)?;
+        settle()?;
+        stream.synchronize().map_err(Violation::of)
+    }
 }
 
 /// A source of memory of one device. For the checks of the simulation, it records the freed segments, and the first
@@ -170,9 +186,37 @@ impl Device {
         self.source.upstream().physical(address)
     }
 
-    /// Maps memory of any device for this device.
-    pub(super) fn map(&self, memory: &PhysicalMemory) -> Result<Mapping, Violation> {
-        sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
+    /// Opens memory of any device for this device, as `sharing` opens memory of the same process. Returns a description
+    /// of the error if this fails.
+    pub(super) fn open(&self, memory: &PhysicalMemory) -> Result<Mapping, String> {
+        sharing::map(&self.context, memory, memory.bytes()).map_err(|error| error.to_string())
+    }
+
+    /// Enqueues work that does not end before [`Work::end`].
+    pub(super) fn begin_work(&self) -> Result<Work, Violation> {
+        let make = || {
+            let stream = Stream::new(&self.context, StreamFlags::NON_BLOCKING)?;
+            let word = DeviceMemory::new(&self.context, size_of::<u64>())?;
+            word.copy_from_host(0, &[0_u64])?;
+            // SAFETY: the word is freed after `Work::end` has waited for the stream, or with the world.
+            unsafe { stream.wait_value64(word.ptr(), WaitCondition::Equal, 1) }?;
+            Ok(Work { stream, word })
+        };
+        make().map_err(|error: cuda_driver::Error| Violation::of(error))
+    }
+
+    /// Waits until the device is idle, in a coroutine. Returns the outcome, or `None` if the device has work that does
+    /// not end. The wait then ends with this work.
+    pub(super) fn rest(&self) -> Result<Option<Release>, Violation> {
+        let rested = Arc::new(Mutex::new(None));
+        let (context, end) = (self.context.clone(), rested.clone());
+        begin("a wait for an idle device", move || *lock(&end) = Some(context.synchronize()))?;
+        settle()?;
+        let rested = lock(&rested).take();
+        Ok(rested.map(|rested| match rested {
+            Ok(()) => Release::Done {},
+            Err(error) => Release::Failed { cause: error.to_string() },
+        }))
     }
 
     /// Fails if memory of this source is still allocated, or if freeing a segment has failed. The error names `rank`,

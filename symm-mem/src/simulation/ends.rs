@@ -12,6 +12,7 @@ use bootstrap::{
 use cuda_driver::DevicePtr;
 
 use super::{
+    device,
     library::Life,
     rank::{Rank, Task},
     results::{Ended, Kind, Meeting, Said},
@@ -71,6 +72,9 @@ impl World {
                 let memberships = state.pool.memberships();
                 earlier = memberships.meetings().end(&machine.member, result.is_ok());
                 let lost = Some(LOST.to_owned());
+                if self.scenario.is_culprit(rank) {
+                    self.work.take().map_or(Ok(()), device::Work::end)?;
+                }
                 let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
                 let mut dead = dead.into_iter().map(|id| state.life(id));
                 dead.try_for_each(|life| self.library.leave(life, rank))?;

@@ -3,15 +3,20 @@
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
 use bootstrap::agreement::{Member, Protocol, Request, refusal};
+use cuda_driver::{
+    sys::CUresult,
+    vmm::{Mapping, PhysicalMemory},
+};
 
 use super::{
+    device::{Device, Devices},
     rank::Task,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting, Span},
     scenario::{DEADLINE, LAST_DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
-    violation::{Violation, bail},
+    violation::{Violation, bail, ensure},
     work::{Answer, Machine, MappingKey, Want, Work},
     world::{Event, RendezvousMemory, World, tell},
 };
@@ -282,49 +287,105 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Maps the memory that the members offer in `records`. Through each mapping of a segment, reads the identity that
-    /// the member has written there. A persistent allocation has no memory in the simulation, so its identity is taken
-    /// from the offer. Schedules the outcome and the identities as an answer to the rank's state machine.
+    /// Opens the memory that the other members offer in `records`. Through each mapping of a segment, reads the identity
+    /// that the member has written there. A persistent allocation has no memory in the simulation, so its identity is
+    /// taken from the offer. Schedules the outcome and the identities as an answer to the rank's state machine.
     ///
-    /// The outcome is `Alone` if a member offers no memory any more, because it is dead or has ended its meeting.
-    /// Exception: under [`Trouble::CannotMap`], the outcome on the culprit is always `Failed`.
+    /// A member offers no memory any more if it is dead or has ended its meeting.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
-        let (mut gone, mut mapped) = (Vec::new(), Vec::new());
+        let device = self.ranks[rank as usize].device.clone();
+        let (mut gone, mut failed, mut mapped) = (Vec::new(), None, Vec::new());
         for record in records {
             match self.offers.get(&record.export.token) {
                 Some(offer) if !self.ranks[offer.rank as usize].dead => mapped.push(match &offer.memory {
-                    Some(memory) => {
-                        let device = &self.ranks[rank as usize].device;
-                        device.read(device.map(memory)?.ptr().0)?
-                    }
-                    None => offer.identity,
+                    Some(memory) if record.rank != rank => match self.open_memory(rank, &device, memory)? {
+                        Ok(mapping) => device.read(mapping.ptr().0)?,
+                        Err(cause) => {
+                            failed = Some(cause);
+                            offer.identity
+                        }
+                    },
+                    _ => offer.identity,
                 }),
                 _ => gone.push(record.rank),
             }
         }
-        let outcome = self.mapping_outcome(rank, gone);
+        let outcome = opening(failed, gone);
         let mapped = (outcome == sharing::Outcome::Mapped).then_some(mapped);
         self.answer_soon(rank, token, Answer::Shared(outcome, mapped));
         Ok(())
     }
 
-    /// Returns the outcome of mapping the memory of peers. The peers `gone` offer no memory any more.
-    pub(super) fn mapping_outcome(&self, rank: u32, gone: Vec<u32>) -> sharing::Outcome {
-        match self.scenario.trouble_of(rank) {
-            Trouble::CannotMap => sharing::Outcome::Failed { cause: "no addresses".to_owned() },
-            _ if gone.is_empty() => sharing::Outcome::Mapped,
-            _ => sharing::Outcome::Alone { gone },
-        }
+    /// Opens memory of a peer on a rank, for `device`. Under [`Trouble::CannotMap`], this fails in the culprit's driver.
+    /// The inner error describes a failure.
+    pub(super) fn open_memory(
+        &self,
+        rank: u32,
+        device: &Device,
+        memory: &PhysicalMemory,
+    ) -> Result<Result<Mapping, String>, Violation> {
+        let devices = self.devices.as_ref().filter(|_| self.scenario.trouble_of(rank) == Trouble::CannotMap);
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY.0;
+        devices.map_or(Ok(()), |it| it.fail_next("cuMemMap", code))?;
+        let opened = device.open(memory);
+        devices.into_iter().for_each(Devices::fail_no_more);
+        Ok(opened)
     }
 
-    /// Returns the outcome of opening the segments that the members of a commit offer in `agreed`. The simulation maps
-    /// no memory here: the outcome depends only on the trouble, and on whether a member is dead.
-    fn open_segments(&self, rank: u32, agreed: &Agreed) -> sharing::Outcome {
-        let PeerMappings::Offered { members } = &agreed.peers else {
-            return sharing::Outcome::Failed { cause: "nothing is offered".to_owned() };
+    /// Opens memory that the members of a commit offer in `agreed`, and returns the outcome. A member offers no memory any
+    /// more if it is dead or has ended its meeting.
+    ///
+    /// Each mapping takes as long as many other events. So the rank opens only the first new segment of the next member.
+    /// It reads the identity in it, to check that it is the segment with the same ordinal.
+    fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::Outcome, Violation> {
+        let state = &self.ranks[rank as usize];
+        let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, span, .. })) =
+            (&agreed.peers, &state.task)
+        else {
+            return Ok(sharing::Outcome::Failed { cause: "nothing is offered".to_owned() });
         };
-        let dead = members.iter().map(|member| member.rank).filter(|it| self.ranks[*it as usize].dead);
-        self.mapping_outcome(rank, dead.collect())
+        let is_gone = |rank: &u32| {
+            let peer = &self.ranks[*rank as usize];
+            peer.dead || peer.task.as_ref().is_none_or(|task| task.span.meeting != span.meeting)
+        };
+        let gone = members.iter().map(|member| member.rank).filter(is_gone).collect();
+        let place = members.iter().position(|member| member.rank == rank).unwrap_or(0);
+        let next = members[(place + 1) % members.len()].rank;
+        let peer = &self.ranks[next as usize];
+        let Some(ordinal) = segments.first().map(|it| it.ordinal).filter(|_| next != rank) else {
+            return Ok(opening(None, gone));
+        };
+        let (own, theirs) = (state.extent(ordinal), peer.extent(ordinal));
+        let memory = theirs.and_then(|theirs| peer.device.physical(theirs.address));
+        let (Some(own), Some(memory)) = (own, memory) else { return Ok(opening(None, gone)) };
+        let failed = match self.open_memory(rank, &state.device, &memory)? {
+            Ok(mapping) => {
+                let found = state.device.read(mapping.ptr().0)?;
+                ensure!(
+                    found == own.identity,
+                    "rank {rank} opens segment {ordinal} of rank {next}, and finds {found:#x} in it"
+                );
+                None
+            }
+            Err(cause) => Some(cause),
+        };
+        Ok(opening(failed, gone))
+    }
+
+    /// Waits until the rank's device is idle. Returns `None` if it does not become idle before the end of the meeting.
+    fn rest(&mut self, rank: u32) -> Result<Option<Release>, Violation> {
+        let device = self.ranks[rank as usize].device.clone();
+        let Some(devices) = &self.devices else { return Ok(None) };
+        match self.scenario.trouble_of(rank) {
+            Trouble::RestsLate => self.work = Some(device.begin_work()?),
+            Trouble::NeverAtRest => {
+                devices.fail_next("cuCtxSynchronize", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS.0)?;
+            }
+            _ => {}
+        }
+        let rested = device.rest();
+        devices.fail_no_more();
+        rested
     }
 
     /// Passes an answer to the rank's state machine, and executes its next request. Ignores the answer if `token` is
@@ -401,15 +462,9 @@ impl World {
                 self.watched.push((verdict_key, rank, token));
                 return self.register(rank, token, segments, &joined);
             }
-            Want::Quiesce(until) => match self.scenario.trouble_of(rank) {
-                Trouble::RestsLate => {
-                    self.answer_at(until, rank, token, Answer::Quiet(Release::Blocked {}));
-                }
-                Trouble::NeverAtRest => {
-                    let cause = "an illegal address".to_owned();
-                    self.answer_soon(rank, token, Answer::Quiet(Release::Failed { cause }));
-                }
-                _ => self.answer_soon(rank, token, Answer::Quiet(Release::Done {})),
+            Want::Quiesce(until) => match self.rest(rank)? {
+                Some(release) => self.answer_soon(rank, token, Answer::Quiet(release)),
+                None => self.answer_at(until, rank, token, Answer::Quiet(Release::Blocked {})),
             },
             Want::Deregister(until) => {
                 self.answer_at(until, rank, token, Answer::Deregistered(Release::Blocked {}));
@@ -417,7 +472,7 @@ impl World {
                 self.answer_soon(rank, token, Answer::Deregistered(release));
             }
             Want::OpenSegments(agreed) => {
-                let outcome = self.open_segments(rank, &agreed);
+                let outcome = self.open_segments(rank, &agreed)?;
                 self.answer_soon(rank, token, Answer::Opened(outcome));
             }
             Want::Share(records) => self.soon(Event::Share(rank, token, records)),
@@ -428,6 +483,16 @@ impl World {
             Want::Search(_) => {}
         }
         Ok(())
+    }
+}
+
+/// Returns the outcome of opening the memory of peers, as `sharing::open` does. `failed` is the description of a
+/// failure. The peers `gone` offer no memory any more.
+pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::Outcome {
+    match failed {
+        _ if !gone.is_empty() => sharing::Outcome::Alone { gone },
+        Some(cause) => sharing::Outcome::Failed { cause },
+        None => sharing::Outcome::Mapped,
     }
 }
 

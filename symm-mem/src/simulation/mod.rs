@@ -46,6 +46,12 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
+//! All ranks of a run are in one process, so they open each other's memory as ranks of one process do: they map it
+//! without a file descriptor. A private world of gpu-sim exports none. The functions `sharing::open` and
+//! `Memberships::retire` themselves do not run: the first waits for the peers' sockets, and the second waits for an idle
+//! device in a thread, and both would block the only thread of the run. `Device::open` and `Device::rest` make the same
+//! calls into the driver in their place, and injected faults make these calls fail.
+//!
 //! The simulation leaves out:
 //! - The data of collectives and messages. It only counts these.
 //! - The code that connects the state machine of a meeting to NCCL and the store in production, such as

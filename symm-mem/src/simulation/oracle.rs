@@ -169,7 +169,7 @@ impl World {
     fn judge_mapping(&self, kind: Kind, agreed: &Agreed) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let members = self.members(kind);
-        let cannot = trouble == Trouble::CannotMap && members.contains(&culprit);
+        let cannot = trouble == Trouble::CannotMap && members.contains(&culprit) && members.len() > 1;
         let fits = match &agreed.peers {
             PeerMappings::Offered { .. } => false,
             PeerMappings::Opened {} => agreed.segments > 0 && !cannot,

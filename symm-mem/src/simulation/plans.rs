@@ -15,6 +15,7 @@ use super::{
     exchanges::{
         Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, ExchangePlan, Exchanges, Exchanging, Import, Transfer,
     },
+    meetings::opening,
     random::Random,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting},
@@ -170,7 +171,7 @@ impl World {
         let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
             return Ok(Outcome::Failed { cause: "it is none of them".to_owned() });
         };
-        let (mut opened, mut gone) = (Open::new(), Vec::new());
+        let (mut opened, mut gone, mut failed) = (Open::new(), Vec::new(), None);
         for peer in agreement.records.iter().filter(|peer| peer.rank != rank) {
             for export in missing(peer, me).into_iter().filter_map(|at| peer.exports.get(at)) {
                 let key = (peer.rank, export.id);
@@ -180,12 +181,14 @@ impl World {
                     && let Some(lent) = memory.upgrade()
                     && let Some(physical) = lent.device.physical(lent.memory.address)
                 {
-                    let mapping = self.ranks[rank as usize].lending.map(&physical)?;
-                    opened.insert(key, Arc::new(Import(memory.clone(), mapping)));
+                    match self.open_memory(rank, &self.ranks[rank as usize].lending, &physical)? {
+                        Ok(mapping) => _ = opened.insert(key, Arc::new(Import(memory.clone(), mapping))),
+                        Err(cause) => failed = Some(cause),
+                    }
                 }
             }
         }
-        let outcome = self.mapping_outcome(rank, gone);
+        let outcome = opening(failed, gone);
         let work = self.rank(rank).task.as_mut().map(|task| &mut task.work);
         if let (Outcome::Mapped, Some(Work::Exchange { exchanging, .. })) = (&outcome, work) {
             exchanging.opened = opened;

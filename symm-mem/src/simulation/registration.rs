@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use cuda_driver::DevicePtr;
+use nccl_sys::ncclResult_t;
 
 use super::{
     ends::LOST,
@@ -78,7 +79,7 @@ impl World {
     ) -> Result<(), Violation> {
         let Some(devices) = &self.devices else { return Ok(()) };
         if fails {
-            devices.fail_next("ncclCommWindowRegister")?;
+            devices.fail_next("ncclCommWindowRegister", ncclResult_t::ncclUnhandledCudaError.0)?;
         }
         let registered = self.library.register(group, rank, extents, token);
         // Remove the injected fault, so that it does not hit a later call. It remains if `register` has called no NCCL

@@ -71,9 +71,9 @@ pub(super) enum Trouble {
     KeepsBlocks,
     /// In one phase, the culprit asks to retire other segments than its peers.
     RetiresOther,
-    /// In each retirement, the culprit's wait for its device to become idle fails.
+    /// In each retirement, the culprit's wait for its device to become idle fails in the driver.
     NeverAtRest,
-    /// In each retirement, the culprit's device does not become idle within the time limit.
+    /// In each retirement, the culprit's device has work that does not end within the time limit.
     RestsLate,
     /// In each retirement, the culprit cannot deregister the segments.
     DeregistrationFails,
@@ -83,7 +83,7 @@ pub(super) enum Trouble {
     /// In its first exchange, the culprit posts a record that does not match the records of its peers. The number
     /// selects the difference.
     ExchangesOtherwise(usize),
-    /// The culprit can never map or open memory of its peers.
+    /// The culprit's driver never maps memory of its peers.
     CannotMap,
     /// When the culprit is to make the [step](super) with this number, it dies instead.
     Killed(u64),

@@ -18,7 +18,7 @@ use bootstrap::store::{Store as _, machine::ClientId};
 use cuda_driver::vmm::PhysicalMemory;
 
 use super::{
-    device::Devices,
+    device::{self, Devices},
     exchanges::Allocation,
     library::{Extent, Library, Life},
     network::Network,
@@ -80,6 +80,8 @@ pub(super) struct World {
     /// The devices of all ranks. `None` after the end of the run.
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
+    /// The work that keeps the culprit's device busy under [`Trouble::RestsLate`], during a retirement.
+    pub(super) work: Option<device::Work>,
     /// The time in which the ranks that lose the store ([`World::loses_store`]) cannot reach it, on the simulation's
     /// clock in µs. `None` before the loss.
     pub(super) outage: Option<Range<u64>>,
@@ -170,6 +172,7 @@ impl World {
             ranks,
             devices: Some(devices),
             network,
+            work: None,
             outage: None,
             library,
             watched: Vec::new(),
