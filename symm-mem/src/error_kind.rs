@@ -12,6 +12,7 @@ use process_group::{
 use crate::{
     agreement::{Ending, Malformed, Poison, Refusal, Unmapped},
     exchange::protocol::ExchangeRefusal,
+    pool::SliceError,
     rendezvous::{AllocationError, protocol::RendezvousRefusal},
 };
 
@@ -121,6 +122,10 @@ pub enum ErrorKind {
         /// The reason, such as a lack of memory, or a length of 0 because no rank needs anything.
         source: SymmetricError,
     },
+    /// This rank could not allocate a slice, so it could not map the slice either. By the default policy, the other
+    /// members get a refusal of the commit that names the difference.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
     /// The group's members have not called `rendezvous` for this memory.
     #[error(
         "RendezvousMissing: the group has had no rendezvous for the memory at {address:#x}; all members call `rendezvous` \
@@ -301,6 +306,7 @@ impl ErrorKind {
             Self::Group(_) => "Group",
             Self::Allocation(_) => "Allocation",
             Self::Driver(_) => "Driver",
+            Self::Slice(_) => "Slice",
         }
     }
 }

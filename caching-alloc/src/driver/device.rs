@@ -1,11 +1,12 @@
 //! The caching allocator of typed device memory.
 
+use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::graph::StreamBound;
+use cuda_driver::graph::{BoundMemory, StreamBound};
 use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
 
 use super::{DriverEvents, Sharing, VirtualMemorySource};
@@ -108,6 +109,15 @@ impl DeviceAllocator {
         // begins at a multiple of 512, and is this slice's alone until the last owner of `memory` is dropped. Only the
         // allocator can release it: no public function returns the source.
         Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
+    }
+
+    /// Returns the block that contains the elements of a slice or view, or `None` if no `DeviceAllocator` allocated
+    /// them. `memory` is the [memory](cuda_driver::DeviceView::memory) of the view. The block stays allocated while
+    /// `memory` or a clone of it exists.
+    #[must_use]
+    pub fn block_of(memory: &BoundMemory) -> Option<&Block> {
+        let memory: &dyn Any = &**memory;
+        memory.downcast_ref::<BlockMemory>().map(|memory| &*memory.block)
     }
 }
 

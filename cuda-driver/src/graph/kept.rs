@@ -17,7 +17,8 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 /// runs after all uses.
 ///
 /// An allocator implements this trait for its memory, so that [slices](crate::DeviceSlice::from_owner) of that memory
-/// can be used in safe calls.
+/// can be used in safe calls. [`Any`] is a supertrait, so that an allocator can recognize its own memory in the
+/// [memory](crate::DeviceView::memory) of a view.
 ///
 /// # Safety
 /// - [`stream`](Self::stream) always returns the same stream, and never the per-thread default stream, which is a
@@ -25,7 +26,7 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 /// - The memory stays valid until the value is dropped. After the drop it is freed, or given to another owner, in the
 ///   order of that stream: later uses run after all work that was enqueued on the stream before the drop.
 /// - After [`keep_for_ever`](Self::keep_for_ever), the memory is never freed and never given to another owner.
-pub unsafe trait StreamBound: Send + Sync {
+pub unsafe trait StreamBound: Any + Send + Sync {
     /// The stream that the memory belongs to.
     fn stream(&self) -> &Stream;
 

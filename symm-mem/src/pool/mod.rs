@@ -25,7 +25,7 @@ pub(crate) use self::memory::GraphHold;
 pub(crate) use self::{
     attachments::{Attachments, Owner},
     memory::{Arena, Memory},
-    slice::{check_stream, into_slice},
+    slice::{block_of, check_stream, into_slice},
 };
 pub use self::{
     block::SymmetricBlock,

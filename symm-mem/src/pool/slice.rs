@@ -1,9 +1,12 @@
 //! Typed blocks: device slices over blocks of a pool, for use in safe collectives.
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use caching_alloc::core::symmetric::SymmetricError;
-use cuda_driver::{DeviceSlice, Element, Stream, graph::StreamBound};
+use cuda_driver::{
+    DeviceSlice, Element, Stream,
+    graph::{BoundMemory, StreamBound},
+};
 
 use super::{block::SymmetricBlock, memory::Memory};
 
@@ -98,4 +101,11 @@ pub(crate) unsafe fn into_slice<T: Element>(
     // SAFETY: the caller promises that the block has `len` elements and no other owner. Blocks begin at multiples of
     // 512 bytes, so the slice is aligned.
     Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
+}
+
+/// Returns the block that contains the elements of a slice or view, or `None` if they are not memory of a pool.
+/// `memory` is the [memory](cuda_driver::DeviceView::memory) of the view.
+pub(crate) fn block_of(memory: &BoundMemory) -> Option<&SymmetricBlock> {
+    let memory: &dyn Any = &**memory;
+    memory.downcast_ref::<SliceMemory>().map(|memory| &memory.block)
 }

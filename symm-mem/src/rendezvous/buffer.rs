@@ -4,22 +4,34 @@
 use std::sync::Arc;
 
 use caching_alloc::core::symmetric::Placement;
-use cuda_driver::{Context, DevicePtr, Stream, vmm::PhysicalMemory};
+use cuda_driver::{Context, DevicePtr, DeviceView, Element, Stream, vmm::PhysicalMemory};
 
 use super::{DeviceKind, PeerMemory, buffers::PeerMapping, protocol::Subject};
 use crate::{
-    pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock},
+    agreement::PoolId,
+    pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock, block_of},
     sharing::Shareable,
 };
 
-/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. The buffer keeps
-/// the block or the `PeerMemory` allocated.
+/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`], of a [slice](Self::of_slice) of a pool,
+/// or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: Memory,
     /// The offset in the block, segment or allocation, in bytes.
     offset: usize,
     bytes: usize,
+}
+
+/// The elements of a slice are not memory of a symmetric pool, so peers cannot map them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the slice at {:#x} is not memory of a symmetric pool; allocate it with SymmetricPool::alloc",
+    address.0
+)]
+pub struct ForeignSlice {
+    /// The address of the slice.
+    pub address: DevicePtr,
 }
 
 #[derive(Debug, Clone)]
@@ -74,6 +86,38 @@ impl From<&Buffer> for Buffer {
 }
 
 impl Buffer {
+    /// Creates a buffer of the elements of a slice or view that [`SymmetricPool::alloc`](crate::SymmetricPool::alloc)
+    /// allocated. The buffer keeps the slice's block allocated, also after the slice is dropped.
+    ///
+    /// Kernels, copies and peers that access the buffer do not know the [stream](DeviceView::stream) of the slice.
+    /// While the slice or the buffer exists, the program must order such accesses with the work of that stream: it
+    /// enqueues them on that stream, or makes that stream and the accesses wait for each other. The calls that access
+    /// the buffer are `unsafe`, and state this as a condition on conflicting accesses.
+    ///
+    /// # Errors
+    /// [`ForeignSlice`] if no pool allocated the slice.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use symm_mem::{SymmetricPool, rendezvous::{Buffer, Rendezvous}};
+    /// # fn rank(pool: &SymmetricPool, rendezvous: &Rendezvous, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut values = pool.alloc::<f32>(1024, stream)?;
+    /// stream.memset_zeros(&mut values)?;
+    /// let all = rendezvous.rendezvous(Buffer::of_slice(&values)?)?;
+    /// let second_half = rendezvous.get(Buffer::of_slice(values.slice(512..)?)?)?;
+    /// # drop((all, second_half));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of_slice<'a, T: Element>(slice: impl Into<DeviceView<'a, T>>) -> Result<Self, ForeignSlice> {
+        let view = slice.into();
+        let address = view.device_ptr();
+        let block = block_of(view.memory()).ok_or(ForeignSlice { address })?;
+        // A slice without elements has no address.
+        let offset = address.offset_from(block.ptr()).unwrap_or(0) as usize;
+        Self::from(block).part(offset, view.bytes()).ok_or(ForeignSlice { address })
+    }
+
     /// Creates a buffer of all `bytes` bytes of a segment. The pool can retire the segment while the buffer exists.
     pub(crate) fn of_segment(memory: &Arc<PoolMemory>, ordinal: u32, bytes: u64) -> Self {
         Self { memory: Memory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
@@ -122,6 +166,11 @@ impl Buffer {
     /// The number of the segment that contains the buffer, or 0 for an allocation that belongs to no pool.
     pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
+    }
+
+    /// The pool that contains the buffer, or `None` for an allocation that belongs to no pool.
+    pub(crate) fn pool(&self) -> Option<PoolId> {
+        self.memory.in_pool().ok().map(|(memory, _)| memory.id())
     }
 
     fn attachments(&self) -> &Attachments {

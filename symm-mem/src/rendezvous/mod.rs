@@ -67,7 +67,7 @@ pub(crate) use self::{
 };
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
-    buffer::Buffer,
+    buffer::{Buffer, ForeignSlice},
     buffers::{Origin, PeerBuffers, WindowPeersError},
     group::{GroupInfo, GroupInfoError, Groups},
     layout::Layout,

@@ -199,6 +199,52 @@ impl SymmetricPool {
         unsafe { into_slice(block, len, stream) }
     }
 
+    /// Allocates `len` elements on every member of `group`, and maps each member's elements on all others:
+    /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers), and
+    /// [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over the group: every member calls it with
+    /// the same length and options. A member that cannot allocate takes part in the commit too, so the others do not
+    /// wait for it.
+    ///
+    /// Accesses by the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
+    /// [`Buffer::of_slice`]. If the first result of such a call must be visible to all members, a barrier of the
+    /// `SymmetricMemory` orders it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Slice`] if this rank cannot allocate, and the errors of [`commit`](Self::commit) and
+    /// [`symmetric_memory`](Self::symmetric_memory). After an error, the block is free again. The pool's log still
+    /// records the requests.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use process_group::{ProcessGroup, comm::DataType};
+    /// # use symm_mem::{CommitOptions, SymmetricPool, rendezvous::Layout};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut values, peers) = pool.alloc_mapped::<f32>(1024, stream, world, CommitOptions::default())?;
+    /// stream.memset_zeros(&mut values)?;
+    /// let view = peers.buffer(1, &Layout::contiguous([1024], DataType::F32), 0)?;
+    /// println!("rank 1 has it at {:#x} from here", view.ptr.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    #[doc(alias = "empty_strided_p2p")]
+    pub fn alloc_mapped<T: Element>(
+        &self,
+        len: usize,
+        stream: &Stream,
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+    ) -> Result<(DeviceSlice<T>, SymmetricMemory), Error> {
+        let allocated = self.alloc::<T>(len, stream);
+        let committed = self.commit(group, options.map_peers(true));
+        let call = CallContext::of_group("symmetric memory", group.id(), None);
+        let slice = allocated.map_err(|error| call.error(error))?;
+        committed?;
+        let buffer = Buffer::of_slice(&slice).map_err(|_| call.error(ErrorKind::OutOfStep))?;
+        let memory = self.symmetric_memory(buffer, group.id())?;
+        Ok((slice, memory))
+    }
+
     /// Makes room for a block of `bytes` bytes: adds a segment, unless a segment already has a free range of that size.
     /// Later blocks that fit into the range need no new segment, for example in a graph capture. The next commit makes
     /// the new segment a window.
@@ -347,17 +393,19 @@ impl SymmetricPool {
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
-    /// Returns the memory of `block` on all members of `group`, with the group's signal pads. Kernels, and copies by
+    /// Returns the memory of `buffer` on all members of `group`, with the group's signal pads. Kernels, and copies by
     /// this rank's device, can use this memory. An earlier [`commit`](Self::commit) for the group must have mapped it
     /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)). This call neither contacts another rank nor
-    /// maps anything. The returned value owns a clone of the block, so the block's segment is not retired while the
-    /// value exists. The value stays valid after the end of the group.
+    /// maps anything. `buffer` is a block of this pool, or a [slice](Buffer::of_slice) or [part](Buffer::part) of one.
+    /// The returned value owns a clone of the block, so the block's segment is not retired while the value exists. The
+    /// value stays valid after the end of the group.
     ///
     /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For
     /// memory outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
     ///
     /// # Errors
-    /// [`ErrorKind::NotMapped`] if the members have not mapped the block's segment, or if the group is poisoned.
+    /// [`ErrorKind::NotMapped`] if the members have not mapped the buffer's segment for this pool, or if the group is
+    /// poisoned.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, comm::DataType};
@@ -371,18 +419,22 @@ impl SymmetricPool {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn symmetric_memory(&self, block: &SymmetricBlock, group: GroupId) -> Result<SymmetricMemory, Error> {
+    pub fn symmetric_memory(
+        &self,
+        buffer: impl Into<Buffer>,
+        group: GroupId,
+    ) -> Result<SymmetricMemory, Error> {
         let peers = self.memberships.table().standings(group).and_then(|standings| standings.peers.clone());
-        let buffer = Buffer::from(block);
-        // `buffer` finds only mappings that are kept with the block's pool. If that is another pool, none of its
+        let buffer: Buffer = buffer.into();
+        // `buffer` finds only mappings that are kept with its own pool. If that is another pool, none of its
         // mappings belongs to `peers`, so `mapping` is `None`.
         let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
         if let Some((peers, mapping)) = peers.zip(mapping) {
             return Ok(SymmetricMemory::new(peers, buffer, mapping.buffers));
         }
-        let ordinal = block.placement().ordinal;
+        let ordinal = buffer.ordinal();
         // The state has reasons for the segments of this pool only.
-        let group_state = self.memberships.known_state(group).filter(|_| block.memory().id() == self.id());
+        let group_state = self.memberships.known_state(group).filter(|_| buffer.pool() == Some(self.id()));
         let reason = group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned());
         let kind = ErrorKind::NotMapped { ordinal, reason };
         Err(CallContext::of_group("symmetric memory", group, None).error(kind))
