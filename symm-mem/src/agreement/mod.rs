@@ -81,7 +81,7 @@ pub(crate) use waits::describe_circle;
 
 /// The version of all messages of this crate's agreements: records, decisions, plans and outcomes. If ranks have
 /// different versions, their agreements are refused on all of them.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 

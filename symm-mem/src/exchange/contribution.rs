@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{
     Memory, OPERATION, Transfer,
     memory::Piece,
-    protocol::{End, Export, Record, RegionOffer, RegionPiece, SharedRegion},
+    protocol::{End, Export, MemoryPiece, Record, RegionOffer, SharedRegion},
 };
 
 pub(super) enum Contribution<'a> {
@@ -58,7 +58,8 @@ impl Contribution<'_> {
         match self {
             Self::Transfers(transfers) => {
                 let lent = transfers.iter().filter(|transfer| !transfer.part.copies());
-                lent.map(|transfer| Ok(vec![transfer.memory.piece()?])).collect()
+                let retired = || "the block is of no segment of its pool".to_owned();
+                lent.map(|transfer| transfer.memory.pieces().ok_or_else(retired)).collect()
             }
             Self::Regions(regions) => (0..)
                 .zip(*regions)
@@ -89,36 +90,34 @@ impl Contribution<'_> {
         ranks: &[u32],
     ) -> Option<()> {
         let slot = |slot: usize| u32::try_from(slot).ok();
-        // The index of the export that contains a piece, and the offset of the piece in that export, in bytes.
-        let place = |exports: &[Export], piece: &Piece| {
-            let at = exports.iter().position(|export| export.id == piece.id)?;
-            Some((u32::try_from(at).ok()?, piece.offset as u64))
+        let piece = |exports: &[Export], piece: &Piece| {
+            let export = exports.iter().position(|export| export.id == piece.id)?;
+            let (export, offset) = (u32::try_from(export).ok()?, piece.offset as u64);
+            Some(MemoryPiece { export, offset, bytes: piece.bytes as u64 })
+        };
+        let all = |exports: &[Export], pieces: &[Piece]| -> Option<Vec<_>> {
+            pieces.iter().map(|it| piece(exports, it)).collect()
         };
         match self {
             Self::Transfers(transfers) => {
-                let mut pieces = pieces.iter().flatten();
+                let mut lent = pieces.iter();
                 for (transfer, at) in transfers.iter().zip(slots.clone()) {
-                    let place = match transfer.part.copies() {
-                        true => None,
-                        false => Some(place(&record.exports, pieces.next()?)?),
+                    let pieces = match transfer.part.copies() {
+                        true => Vec::new(),
+                        false => all(&record.exports, lent.next()?)?,
                     };
                     record.ends.push(End {
                         peer: peer_rank(transfer, ranks),
                         part: transfer.part,
                         bytes: transfer.memory.bytes() as u64,
-                        export: place.map(|(export, _)| export),
-                        offset: place.map_or(0, |(_, offset)| offset),
+                        pieces,
                         slot: slot(at)?,
                     });
                 }
             }
             Self::Regions(regions) => {
-                let piece = |piece: &Piece| {
-                    let (export, offset) = place(&record.exports, piece)?;
-                    Some(RegionPiece { export, offset, bytes: piece.bytes as u64 })
-                };
                 let region = |((name, _), pieces): (&(&str, Memory), &Vec<Piece>)| {
-                    let pieces = pieces.iter().map(piece).collect::<Option<_>>()?;
+                    let pieces = all(&record.exports, pieces)?;
                     Some(SharedRegion { name: (*name).to_owned(), pieces })
                 };
                 let regions = regions.iter().zip(pieces).map(region).collect::<Option<_>>()?;

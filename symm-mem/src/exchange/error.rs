@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{protocol::Part, regions::DescriptorError};
+use super::{
+    protocol::Part,
+    regions::{DescriptorError, Side},
+};
 use crate::rendezvous::DeviceKind;
 
 /// Condition that a transfer or a graph waited for.
@@ -171,6 +174,30 @@ pub enum TransferError {
         /// The reason.
         problem: DescriptorError,
     },
+    /// A transfer of prepared ranges selects more ranges on one side than on the other. Nothing was transferred.
+    #[error("{local} indices of local ranges and {remote} of remote ranges, expected as many")]
+    IndexCounts {
+        /// Number of indices of this rank's ranges.
+        local: usize,
+        /// Number of indices of the peer's ranges.
+        remote: usize,
+    },
+    /// [Prepared ranges](super::PreparedRanges) of another set of regions, or local ranges that are not this rank's.
+    /// Nothing was transferred.
+    #[error(
+        "OtherRanges: the {side} list has ranges of rank {rank} in regions {regions:?} of generation {generation}; \
+         prepare a list of {side} ranges with the set of the transfer"
+    )]
+    OtherRanges {
+        /// The side of the list.
+        side: Side,
+        /// The rank of the ranges, within the group.
+        rank: usize,
+        /// Name of the set of regions that prepared the list.
+        regions: String,
+        /// Generation of that set.
+        generation: u64,
+    },
     /// A call of [`Regions`](super::Regions) names a rank of the group that does not share this set of regions.
     #[error("rank {rank} of the group does not share the regions, which belong to ranks {members:?}")]
     NotShared {
@@ -198,6 +225,15 @@ pub enum TransferError {
         address: u64,
         /// The reason.
         cause: String,
+    },
+    /// The memory of a slice is neither memory of a symmetric pool nor of a caching allocator, so peers cannot open it.
+    #[error(
+        "ForeignSlice: the slice at {address:#x} is neither memory of a symmetric pool nor of a caching allocator; \
+         allocate it with SymmetricPool::alloc or DeviceAllocator::alloc"
+    )]
+    ForeignSlice {
+        /// Address of the slice.
+        address: u64,
     },
     /// A later agreement under the same name has replaced the plan or the set of regions.
     #[error(

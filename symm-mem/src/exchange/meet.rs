@@ -11,13 +11,14 @@ use cuda_driver::{DevicePtr, graph::RelaxedCapture};
 use process_group::{error_text, store::Deadline};
 
 use super::{
-    Exchange, Memory, Named, Owner, Plan, Transfer,
+    Exchange, Memory, Named, Owner, Part, Plan, Transfer,
     contribution::Contribution,
+    copy::{Direction, RangeCopy},
     core::{Core, CoreParts, TransferEndpoint},
     exports::{self, export},
     handles::Open,
     plan::TransferEnd,
-    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, Held, Record},
+    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, Held, Record, RemotePiece, Route},
     slots::words,
 };
 use crate::{
@@ -281,19 +282,41 @@ impl Exchange {
         let mut imports = Open::new();
         let (mut wires, mut ends) = (Vec::new(), Vec::new());
         for ((transfer, slot), route) in transfers.iter().zip(met.slots.clone()).zip(routes) {
-            let remote = match route.remote {
-                None => None,
-                Some((id, offset)) => Some(met.import(route.peer, id, &mut imports)? + offset),
-            };
+            let copies = self.copies(met, transfer, &route, &mut imports)?;
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
             wires.push(TransferEndpoint::new(route.peer, own, theirs));
-            ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), remote });
+            ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), copies });
         }
         let memory = Contribution::Transfers(transfers).memory();
         let core = self.core(met.name(), met.slots.clone(), wires, memory, imports, false);
         self.made_current(met, [&core]);
         Some(Plan::new(self.owner.clone(), core, ends))
+    }
+
+    /// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not
+    /// span two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies.
+    /// Returns `None` if an allocation is not open.
+    fn copies(
+        &self,
+        met: &Met<'_>,
+        transfer: &Transfer,
+        route: &Route,
+        imports: &mut Open,
+    ) -> Option<Vec<RangeCopy>> {
+        let direction = match transfer.part {
+            Part::PutInitiator => Direction::Put,
+            _ => Direction::Get,
+        };
+        let mut own = transfer.memory.ptr();
+        let mut copy = |piece: &RemotePiece| {
+            let remote = met.import(route.peer, piece.id, imports)? + piece.offset;
+            let bytes = usize::try_from(piece.bytes).ok()?;
+            let copy = RangeCopy::new(direction, own, remote, bytes);
+            own = own + bytes;
+            Some(copy)
+        };
+        route.remote.iter().map(&mut copy).collect()
     }
 
     /// Records the agreed plan, or the agreed regions, as current for their name.

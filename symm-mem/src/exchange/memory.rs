@@ -2,8 +2,8 @@
 
 use std::{any::Any, sync::Arc};
 
-use caching_alloc::core::Block;
-use cuda_driver::{Context, DevicePtr, memory::DeviceMemory};
+use caching_alloc::{core::Block, driver::DeviceAllocator};
+use cuda_driver::{Context, DevicePtr, DeviceView, Element, memory::DeviceMemory};
 use process_group::error_text;
 
 use super::{
@@ -18,8 +18,9 @@ use crate::{
 };
 
 /// A contiguous range of memory that this rank has allocated on a CUDA device, and that peers can open for transfers.
-/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [`PeerMemory`], in memory of
-/// `cuMemAlloc`, or in [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
+/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [slice](Self::of_slice) of one
+/// of these, in a [`PeerMemory`], in memory of `cuMemAlloc`, or in [memory of another owner](Self::foreign). Clones
+/// share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -77,8 +78,7 @@ impl Memory {
     /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
     /// A block of a [re-mappable](caching_alloc::core::PoolKind) pool may lie in several segments, called pages, each
-    /// with its own handle. Such a block can be shared as a [region](super::Exchange::share_regions). A
-    /// [`Transfer`](super::Transfer) takes only a [`part`](Self::part) of the block that lies in one page.
+    /// with its own handle. A copy from or to a peer's block is then split at the ends of the peer's pages.
     ///
     /// The block stays allocated, and its segments are neither moved nor released, until no rank needs the memory any
     /// more. Then the block is freed to its stream's cache. If other streams use the block,
@@ -89,7 +89,48 @@ impl Memory {
     /// if the driver fails, if the block is not on the device of `context`, or if the driver did not allocate the
     /// block's memory.
     pub fn block(context: &Context, block: impl Into<Arc<Block>>) -> Result<Self, TransferError> {
-        Ok(Self::owned(Owned::block(context, block.into())?))
+        let block: Arc<Block> = block.into();
+        Ok(Self::owned(Owned::block(context, &block, block.clone())?))
+    }
+
+    /// Wraps the elements of a slice or view that [`SymmetricPool::alloc`](crate::SymmetricPool::alloc) or
+    /// [`DeviceAllocator::alloc`] allocated. Peers open the segments that contain the elements, as for a
+    /// [`block`](Self::block). The slice's memory stays allocated until no rank needs it any more, also after the slice
+    /// is dropped.
+    ///
+    /// Transfers do not know the [stream](DeviceView::stream) of the slice. While the slice or this memory exists, the
+    /// program must order the transfers of all ranks with the work of that stream: they run on that stream, or that
+    /// stream and the transfers wait for each other. The calls that enqueue transfers are `unsafe`, and state this as a
+    /// condition on conflicting accesses.
+    ///
+    /// # Errors
+    /// [`TransferError::ForeignSlice`] if another allocator allocated the slice, and those of [`block`](Self::block).
+    ///
+    /// ```no_run
+    /// # use caching_alloc::driver::DeviceAllocator;
+    /// # use cuda_driver::Stream;
+    /// # use symm_mem::exchange::{Exchange, Memory};
+    /// # fn rank(exchange: &Exchange, allocator: &DeviceAllocator, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let cache = allocator.alloc::<u16>(1 << 20, stream)?;
+    /// let (keys, values) = (cache.slice(..1 << 19)?, cache.slice(1 << 19..)?);
+    /// let regions = [("keys", Memory::of_slice(keys)?), ("values", Memory::of_slice(values)?)];
+    /// let regions = exchange.share_regions("kv", &regions)?;
+    /// # drop(regions);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of_slice<'a, T: Element>(slice: impl Into<DeviceView<'a, T>>) -> Result<Self, TransferError> {
+        let view = slice.into();
+        if let Ok(buffer) = Buffer::of_slice(view) {
+            return Ok(Self::from(&buffer));
+        }
+        let address = view.device_ptr();
+        let foreign = TransferError::ForeignSlice { address: address.0 };
+        let block = DeviceAllocator::block_of(view.memory()).ok_or(foreign)?;
+        let owned = Owned::block(view.stream().context(), block, view.memory().clone())?;
+        // A slice without elements has no address.
+        let offset = address.offset_from(owned.ptr).unwrap_or(0) as usize;
+        Self::owned(owned).part(offset, view.bytes())
     }
 
     /// Wraps `bytes` bytes of device memory that begin at `ptr` and belong to `owner`. The range may lie anywhere in an
@@ -215,20 +256,6 @@ impl Memory {
             Some(Piece { id, whole, offset, bytes, memory: self.clone(), at })
         };
         Some(owned.allocations.iter().enumerate().filter_map(piece).collect())
-    }
-
-    /// Returns this memory as one piece. Fails with a description if the memory lies in several allocations or in a
-    /// retired segment.
-    pub(super) fn piece(&self) -> Result<Piece, String> {
-        let mut pieces = self.pieces().ok_or("the block is of no segment of its pool")?;
-        match (pieces.pop(), pieces.len()) {
-            (Some(piece), 0) => Ok(piece),
-            (_, others) => Err(format!(
-                "the memory lies in {} pages, and a transfer takes memory of one: share it as a region, or transfer a \
-                 part in one page",
-                others + 1
-            )),
-        }
     }
 }
 

@@ -36,6 +36,7 @@
 //! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once.
 //! Then any member can [transfer](Regions::transfer) between its regions and those of any other member. A list of
 //! [`Descriptor`]s gives the ranges to copy. A transfer needs no call of the peer and no access to the group's store.
+//! If transfers use the same ranges again and again, [`prepare`](Regions::prepare) validates the ranges once.
 //!
 //! ```no_run
 //! # use caching_alloc::core::Block;
@@ -79,9 +80,10 @@
 //! | `contribution` | the contribution of a rank to an agreement: ends of transfers, or regions |
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan` | [`Plan`]: put and get on streams |
+//! | `copy` | copies between the memory of two ranks |
 //! | `core` | the state of a plan, or of the transfers between the regions of two ranks |
 //! | `generation` | numbers that tell the last agreed plan of a name from earlier ones |
-//! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
+//! | `regions` | [`Regions`]: memory that all members share, lists of descriptors, and prepared ranges |
 //! | `exports` | the allocations that this rank shares in one agreement |
 //! | `handles` | the peers' allocations that this rank has open |
 //! | `slots` | device words by which peers signal to this rank |
@@ -106,6 +108,7 @@
 
 mod close;
 mod contribution;
+mod copy;
 pub(crate) mod core;
 mod error;
 mod exports;
@@ -136,22 +139,26 @@ use std::{
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
 use process_group::{error_text, store::Deadline};
 
-use self::{
-    core::Core,
-    generation::Generations,
-    quiet::Present,
-    shared::{Shared, Tools},
-    slots::SLOT_BYTES,
-};
 pub use self::{
+    copy::Direction,
     error::{Awaited, Fault, TransferError},
     lease::Quarantined,
     memory::Memory,
     options::ExchangeOptions,
     plan::Plan,
     protocol::{ExchangeRefusal, Part},
-    regions::{Descriptor, DescriptorError, Direction, PendingTransfer, RegionInfo, Regions, Side},
+    regions::{
+        Descriptor, DescriptorError, PendingTransfer, PreparedRanges, RegionInfo, RegionRange, Regions,
+        SelectedRanges, Side,
+    },
     transfer::Transfer,
+};
+use self::{
+    core::Core,
+    generation::Generations,
+    quiet::Present,
+    shared::{Shared, Tools},
+    slots::SLOT_BYTES,
 };
 use crate::{
     error::Error,

@@ -90,8 +90,12 @@ impl Owned {
         Ok((Self { context, ptr: range.start, bytes: range.bytes, allocations, _owner }, offset))
     }
 
-    /// See [`Memory::block`](super::Memory::block).
-    pub(super) fn block(context: &Context, block: Arc<Block>) -> Result<Self, TransferError> {
+    /// See [`Memory::block`](super::Memory::block). `owner` keeps `block` allocated.
+    pub(super) fn block(
+        context: &Context,
+        block: &Block,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self, TransferError> {
         let (found, wanted) = (block.device(), context.device().ordinal());
         if found != wanted {
             let (what, user) = ("the block", "the context");
@@ -113,7 +117,7 @@ impl Owned {
         });
         let allocations = allocations.collect::<Result<Vec<_>, _>>()?;
         let (ptr, bytes) = (DevicePtr(address), block.bytes() as usize);
-        Ok(Self { context: context.clone(), ptr, bytes, allocations, _owner: Box::new((holds, block)) })
+        Ok(Self { context: context.clone(), ptr, bytes, allocations, _owner: Box::new((holds, owner)) })
     }
 }
 

@@ -7,13 +7,14 @@ use std::{
 };
 
 use cuda_driver::{
-    DevicePtr, Stream, WaitCondition,
+    Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
     graph_memory,
 };
 
 use super::{
     Awaited, Fault, Memory, Owner, Part, TransferError,
+    copy::RangeCopy,
     core::{Core, TransferEndpoint},
     quiet,
 };
@@ -83,8 +84,8 @@ struct Inner {
 pub(super) struct TransferEnd {
     pub(super) part: Part,
     pub(super) memory: Memory,
-    /// The address at which this rank accesses the peer's buffer. `None` if the peer copies.
-    pub(super) remote: Option<DevicePtr>,
+    /// The copies of this rank, which move all bytes of the buffers. Empty if the peer copies.
+    pub(super) copies: Vec<RangeCopy>,
 }
 
 impl Drop for Inner {
@@ -341,30 +342,19 @@ fn run(
 ) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (&wire.own, &wire.theirs);
     // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. The caller has
-    // promised that a graph is not launched after the plan is dropped. For buffers see `copy`.
+    // promised that a graph is not launched after the plan is dropped. The buffers stay mapped too: the watch thread
+    // keeps the plan alive until the operation has ended, and the plan holds this rank's buffer and the mappings of the
+    // peer's buffer. Both ends have agreed on the length, and the pieces of the peer's buffer have that length. The
+    // caller ensures that no other code accesses the buffers in conflict with the copies.
     unsafe {
         match (step, round) {
             (Step::Wait, Some(round)) => stream.wait_value32(own.count, WaitCondition::GreaterOrEqual, round),
             (Step::Wait, None) => stream.wait_value32(own.toggle, WaitCondition::Equal, 1),
             (Step::Reset, Some(_)) => Ok(()),
             (Step::Reset, None) => stream.write_value32(own.toggle, 0),
-            (Step::Copy, _) => copy(end, stream),
+            (Step::Copy, _) => end.copies.iter().try_for_each(|copy| copy.enqueue(stream)),
             (Step::Signal, Some(round)) => stream.write_value32(theirs.count, round),
             (Step::Signal, None) => stream.write_value32(theirs.toggle, 1),
         }
     }
-}
-
-/// # Safety
-/// The caller ensures that no other code accesses the buffers in conflict with the copy, until the stream has passed
-/// the copy.
-///
-/// Both buffers stay mapped until then: the watch thread keeps the plan alive until the operation has ended, and the
-/// plan holds this rank's buffer and the mapping of the peer's buffer.
-unsafe fn copy(end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
-    let (own, bytes) = (end.memory.ptr(), end.memory.bytes());
-    let Some(remote) = end.remote else { return Ok(()) };
-    let (to, from) = if end.part == Part::PutInitiator { (remote, own) } else { (own, remote) };
-    // SAFETY: both ends have agreed on the length, and both allocations are that long. The caller promises the rest.
-    unsafe { stream.copy(to, from, bytes) }
 }

@@ -31,7 +31,10 @@ use crate::{
         core::closed_key,
         handles::Open,
         lease::{Lease, LeaseState},
-        protocol::{self, AllocationId, End, Ending, Export, Held, Part, Record, Route, missing},
+        protocol::{
+            self, AllocationId, End, Ending, Export, Held, MemoryPiece, Part, Record, RemotePiece, Route,
+            missing,
+        },
     },
     rendezvous::protocol::Readiness,
     sharing::{self, Handle, Outcome, Site, Uuid},
@@ -110,7 +113,7 @@ impl World {
         for ((at, transfer), slot) in of_rank(&transfers, rank).zip(slots.clone()) {
             let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
             let part = if puts { Part::PutInitiator } else { Part::GetFrom };
-            let end = End { peer: lender, part, bytes, export: None, offset: 0, slot: slot as u32 };
+            let end = End { peer: lender, part, bytes, pieces: Vec::new(), slot: slot as u32 };
             if copier == rank {
                 ends.push(end);
                 continue;
@@ -137,7 +140,8 @@ impl World {
             });
             lent.push(allocation.clone());
             let part = part.counterpart();
-            ends.push(End { peer: copier, part, export: Some(at as u32), offset, ..end });
+            let pieces = vec![MemoryPiece { export: at as u32, offset, bytes }];
+            ends.push(End { peer: copier, part, pieces, ..end });
         }
         let held = own.handles.held();
         // The order of the map's keys differs between runs. They are sorted, because all runs of a seed must be equal.
@@ -225,7 +229,7 @@ impl World {
                     bail!("rank {rank} takes other ways than were agreed: {routes:?}");
                 };
                 for ((at, _), route) in of_rank(&transfers, rank).zip(&routes) {
-                    let Some((id, _)) = route.remote else { continue };
+                    let Some(RemotePiece { id, .. }) = route.remote.first().copied() else { continue };
                     let (peer, remote) = (route.peer, (route.peer, id));
                     let Some(import) = opened.get(&remote).or_else(|| held.get(&remote)) else {
                         bail!("rank {rank} has agreed to reach {id} of rank {peer}, which is not open");
@@ -277,7 +281,7 @@ impl World {
             named.agreed
         );
         for route in plan.routes.iter().filter(|_| admitted) {
-            let Route { peer: number, remote, slot } = *route;
+            let Route { peer: number, ref remote, slot } = *route;
             let peer = &self.ranks[number as usize];
             if peer.dead {
                 continue;
@@ -293,7 +297,7 @@ impl World {
                 in_it || theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, slot as usize)),
                 "{at}: slot {slot} of rank {number} is not its own"
             );
-            let Some((id, _)) = remote else { continue };
+            let Some(RemotePiece { id, .. }) = remote.first().copied() else { continue };
             let import = plan.imports.get(&(number, id));
             let Some((Import(_, mapping), lent)) = import.and_then(|it| Some((&**it, it.0.upgrade()?)))
             else {
@@ -409,8 +413,12 @@ fn expected(rank: u32, agreement: &protocol::Agreement, transfers: &[Transfer]) 
         let record = agreement.records.iter().find(|record| record.rank == peer)?;
         let nth = of_rank(&transfers[..at], peer).count();
         let end = record.ends.get(nth)?;
-        let remote = || Some((record.exports.get(end.export? as usize)?.id, transfer.offset));
-        Some(Route { peer, remote: if copies { remote() } else { None }, slot: end.slot })
+        let piece = |piece: &MemoryPiece| {
+            let id = record.exports.get(piece.export as usize)?.id;
+            Some(RemotePiece { id, offset: transfer.offset, bytes: transfer.bytes })
+        };
+        let remote = end.pieces.iter().filter(|_| copies).map(piece).collect::<Option<_>>()?;
+        Some(Route { peer, remote, slot: end.slot })
     };
     of_rank(transfers, rank).filter_map(route).collect()
 }

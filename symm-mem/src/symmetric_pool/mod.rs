@@ -202,17 +202,16 @@ impl SymmetricPool {
     /// Allocates `len` elements on every member of `group`, and maps each member's elements on all others:
     /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers), and
     /// [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over the group: every member calls it with
-    /// the same length and options. A member that cannot allocate takes part in the commit too, so the others do not
-    /// wait for it.
+    /// the same length and options. A member that cannot allocate takes part in the commit too, so the others get its
+    /// refusal without a wait for the deadline.
     ///
     /// Accesses by the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
-    /// [`Buffer::of_slice`]. If the first result of such a call must be visible to all members, a barrier of the
-    /// `SymmetricMemory` orders it.
+    /// [`Buffer::of_slice`]. Peers read what this rank writes only after the members have synchronized, for example by
+    /// [`SymmetricMemory::barrier`].
     ///
     /// # Errors
     /// [`ErrorKind::Slice`] if this rank cannot allocate, and the errors of [`commit`](Self::commit) and
-    /// [`symmetric_memory`](Self::symmetric_memory). After an error, the block is free again. The pool's log still
-    /// records the requests.
+    /// [`symmetric_memory`](Self::symmetric_memory). After an error, this rank has no slice.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;

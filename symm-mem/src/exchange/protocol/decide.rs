@@ -57,8 +57,8 @@ fn reached(from: &Record, to: &Record) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();
     }
-    let exports = from.with(to.rank).filter(|end| !end.part.copies()).filter_map(|end| end.export);
-    let mut exports: Vec<usize> = exports.map(|at| at as usize).collect();
+    let pieces = from.with(to.rank).filter(|end| !end.part.copies()).flat_map(|end| &end.pieces);
+    let mut exports: Vec<usize> = pieces.map(|piece| piece.export as usize).collect();
     exports.sort_unstable();
     exports.dedup();
     exports

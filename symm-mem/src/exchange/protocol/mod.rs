@@ -24,9 +24,9 @@ use bootstrap::agreement::{self, Protocol, Report};
 
 pub use self::{
     decide::{Agreement, decide, missing},
-    record::{AllocationId, End, Export, Held, Part, Record, RegionOffer, RegionPiece, SharedRegion},
+    record::{AllocationId, End, Export, Held, MemoryPiece, Part, Record, RegionOffer, SharedRegion},
     refusal::ExchangeRefusal,
-    route::{RegionRoute, Route},
+    route::{RegionRoute, RemotePiece, Route},
 };
 use crate::{
     agreement::{self as agreements, PROTOCOL, wire},

@@ -93,6 +93,18 @@ pub struct Export {
 }
 wire_struct!(Export { id, shared });
 
+/// A contiguous part of a rank's memory, in one allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPiece {
+    /// The allocation, as an index into [`Record::exports`].
+    pub export: u32,
+    /// Offset of the piece in the allocation, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+wire_struct!(MemoryPiece { export, offset, bytes });
+
 /// One end of a transfer. If two ranks have several transfers with each other, the n-th of them in the list of one rank
 /// matches the n-th of them in the list of the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,28 +115,14 @@ pub struct End {
     pub part: Part,
     /// Length of the transfer in bytes.
     pub bytes: u64,
-    /// If the peer copies: the allocation that contains this end's buffer, as an index into [`Record::exports`].
-    /// Otherwise `None`.
-    pub export: Option<u32>,
-    /// If the peer copies: offset of the buffer in that allocation, in bytes. Otherwise 0.
-    pub offset: u64,
+    /// If the peer copies: the pieces of this end's buffer, in the order of their addresses on the rank. Otherwise
+    /// empty.
+    pub pieces: Vec<MemoryPiece>,
     /// Index of this rank's slot for the transfer. A slot is a few words of a rank's memory into which one peer writes
     /// its signals.
     pub slot: u32,
 }
-wire_struct!(End { peer, part, bytes, export, offset, slot });
-
-/// A contiguous part of a [`SharedRegion`], in one allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RegionPiece {
-    /// The allocation, as an index into [`Record::exports`].
-    pub export: u32,
-    /// Offset of the piece in the allocation, in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub bytes: u64,
-}
-wire_struct!(RegionPiece { export, offset, bytes });
+wire_struct!(End { peer, part, bytes, pieces, slot });
 
 /// Memory of a rank that all members can access, under a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,7 +130,7 @@ pub struct SharedRegion {
     /// The name, unique among the regions of the rank.
     pub name: String,
     /// The pieces of the memory, in the order of their addresses on the rank.
-    pub pieces: Vec<RegionPiece>,
+    pub pieces: Vec<MemoryPiece>,
 }
 wire_struct!(SharedRegion { name, pieces });
 
@@ -191,12 +189,6 @@ impl Record {
         self.ends.iter().filter(move |end| end.peer == peer)
     }
 
-    /// The allocation of this rank that the peer of `end` accesses. `None` if the peer accesses none, or if the index
-    /// in `end` is invalid.
-    pub fn export_of(&self, end: &End) -> Option<&Export> {
-        self.exports.get(end.export? as usize)
-    }
-
     /// Returns the name for error messages: the name of the plan, or "regions" and the name of the set of regions.
     pub(super) fn title(&self) -> String {
         match &self.regions {
@@ -233,19 +225,10 @@ impl Record {
         if end > self.channels as usize {
             return Some(format!("the regions' slots {first_slot}..{end} of {}", self.channels));
         }
-        let pieces = regions.iter().flat_map(|region| region.pieces.iter().map(move |piece| (region, piece)));
-        pieces.into_iter().find_map(|(SharedRegion { name, .. }, piece)| {
-            let RegionPiece { export, offset, bytes } = *piece;
-            let Some(Export { shared, .. }) = self.exports.get(export as usize) else {
-                return Some(format!("region {name:?} names export {export} of {}", self.exports.len()));
-            };
-            let whole = shared.bytes;
-            offset.checked_add(bytes).is_none_or(|last| last > whole).then(|| {
-                format!(
-                    "{bytes} bytes at byte {offset} of region {name:?} leave their allocation of {whole} bytes"
-                )
-            })
-        })
+        let flaw = |SharedRegion { name, pieces }: &SharedRegion| {
+            self.flaw_of_pieces(&format_args!("region {name:?}"), pieces)
+        };
+        regions.iter().find_map(flaw)
     }
 
     fn flaw_of_transfers(&self) -> Option<String> {
@@ -256,19 +239,24 @@ impl Record {
             if end.part.copies() {
                 return None;
             }
-            let Some(export) = self.export_of(end) else {
-                return Some(format!(
-                    "transfer {at} names export {:?} of {}",
-                    end.export,
-                    self.exports.len()
-                ));
+            let flaw = self.flaw_of_pieces(&format_args!("transfer {at}"), &end.pieces);
+            flaw.or_else(|| {
+                let sum = end.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.bytes));
+                (sum != end.bytes)
+                    .then(|| format!("transfer {at} of {} bytes has memory of {sum} bytes", end.bytes))
+            })
+        })
+    }
+
+    /// Describes the first of the `pieces` of `owner` that extends beyond its allocation or names none.
+    fn flaw_of_pieces(&self, owner: &dyn fmt::Display, pieces: &[MemoryPiece]) -> Option<String> {
+        pieces.iter().find_map(|&MemoryPiece { export, offset, bytes }| {
+            let Some(Export { shared, .. }) = self.exports.get(export as usize) else {
+                return Some(format!("{owner} names export {export} of {}", self.exports.len()));
             };
-            let last = end.offset.checked_add(end.bytes);
-            (last.is_none_or(|last| last > export.shared.bytes)).then(|| {
-                let (begin, bytes, whole) = (end.offset, end.bytes, export.shared.bytes);
-                format!(
-                    "transfer {at} of {bytes} bytes at byte {begin} leaves its allocation of {whole} bytes"
-                )
+            let whole = shared.bytes;
+            offset.checked_add(bytes).is_none_or(|last| last > whole).then(|| {
+                format!("{bytes} bytes at byte {offset} of {owner} leave their allocation of {whole} bytes")
             })
         })
     }

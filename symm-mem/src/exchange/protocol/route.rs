@@ -5,17 +5,27 @@ use std::collections::HashMap;
 
 use super::{
     decide::Agreement,
-    record::{AllocationId, Record},
+    record::{AllocationId, MemoryPiece, Record},
 };
 
-/// The peer's end of one transfer of a rank.
+/// A contiguous part of a peer's buffer, in one allocation of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemotePiece {
+    /// The allocation.
+    pub id: AllocationId,
+    /// Offset of the piece in the allocation, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// The peer's end of one transfer of a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// The peer's memory, if the rank copies: the allocation, and the offset of the buffer in the allocation in bytes.
-    /// `None` if the peer copies.
-    pub remote: Option<(AllocationId, u64)>,
+    /// The peer's buffer, if the rank copies: its pieces in the order of the buffer's bytes. Empty if the peer copies.
+    pub remote: Vec<RemotePiece>,
     /// Index of the peer's slot: the words of the peer's memory into which the rank writes its signals.
     pub slot: u32,
 }
@@ -45,10 +55,11 @@ impl Agreement {
             let nth = met.entry(end.peer).or_default();
             let other = peer.with(rank).nth(*nth)?;
             *nth += 1;
-            let remote = match end.part.copies() {
-                false => None,
-                true => Some((peer.export_of(other)?.id, other.offset)),
+            let remote = |&MemoryPiece { export, offset, bytes }: &MemoryPiece| {
+                Some(RemotePiece { id: peer.exports.get(export as usize)?.id, offset, bytes })
             };
+            let pieces = if end.part.copies() { &*other.pieces } else { &[] };
+            let remote = pieces.iter().map(remote).collect::<Option<_>>()?;
             Some(Route { peer: end.peer, remote, slot: other.slot })
         };
         record(rank)?.ends.iter().map(route).collect()

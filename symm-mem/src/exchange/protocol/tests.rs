@@ -4,8 +4,8 @@ use bootstrap::agreement::{Protocol, Report};
 use proptest::prelude::*;
 
 use super::{
-    Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, Outcome, Part,
-    Record, RegionOffer, RegionPiece, SharedRegion, decide, missing,
+    Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, MemoryPiece,
+    Outcome, Part, Record, RegionOffer, RemotePiece, Route, SharedRegion, decide, missing,
 };
 use crate::{
     agreement::tests::{bytes, read},
@@ -19,8 +19,12 @@ fn id(number: u64) -> AllocationId {
     AllocationId::Own { number }
 }
 
-fn end(peer: u32, part: Part, export: Option<u32>, slot: u32) -> End {
-    End { peer, part, bytes: 4096, export, offset: 64, slot }
+fn piece(export: u32, offset: u64, bytes: u64) -> MemoryPiece {
+    MemoryPiece { export, offset, bytes }
+}
+
+fn end(peer: u32, part: Part, pieces: &[MemoryPiece], slot: u32) -> End {
+    End { peer, part, bytes: 4096, pieces: pieces.to_vec(), slot }
 }
 
 /// The record of a rank in a ring of `count` ranks: each puts to the next one, and gets from the previous one.
@@ -32,10 +36,10 @@ fn record(rank: u32, count: u32) -> Record {
     let legacy = Handle::Legacy { handle: vec![7; 64] };
     let (next, last) = ((rank + 1) % count, (rank + count - 1) % count);
     let mut ends = vec![
-        end(next, Part::PutInitiator, None, 0),
-        end(next, Part::GetBy, Some(0), 1),
-        end(last, Part::PutTarget, Some(1), 2),
-        end(last, Part::GetFrom, None, 3),
+        end(next, Part::PutInitiator, &[], 0),
+        end(next, Part::GetBy, &[piece(0, 64, 4096)], 1),
+        end(last, Part::PutTarget, &[piece(1, 64, 4000), piece(1, 8192, 96)], 2),
+        end(last, Part::GetFrom, &[], 3),
     ];
     if count == 1 {
         ends.clear();
@@ -74,7 +78,7 @@ fn refusal(records: &[Record]) -> ExchangeRefusal {
 /// record of rank 2.
 type Difference = (&'static str, &'static [&'static str], fn(&mut Record));
 
-const DIFFERENCES: [Difference; 14] = [
+const DIFFERENCES: [Difference; 15] = [
     ("PlanMismatch", &["\"chain\"", "\"ring\"", "rank 2"], |record| record.plan = "chain".into()),
     ("PeerPrepareFailed", &["rank 2", "no memory"], |record| {
         record.readiness = Readiness::Failed { cause: "no memory".into() };
@@ -109,8 +113,15 @@ const DIFFERENCES: [Difference; 14] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    ("RecordUnreadable", &["rank 2", "leaves its allocation"], |record| record.exports[1].shared.bytes = 100),
-    ("RecordUnreadable", &["rank 2", "export Some(9) of 2"], |record| record.ends[2].export = Some(9)),
+    ("RecordUnreadable", &["rank 2", "of transfer 2 leave their allocation"], |record| {
+        record.exports[1].shared.bytes = 100;
+    }),
+    ("RecordUnreadable", &["rank 2", "transfer 2 names export 9 of 2"], |record| {
+        record.ends[2].pieces[1].export = 9;
+    }),
+    ("RecordUnreadable", &["rank 2", "transfer 2 of 4096 bytes has memory of 4000 bytes"], |record| {
+        record.ends[2].pieces.pop();
+    }),
     ("RecordUnreadable", &["rank 2", "slot 16 of 16"], |record| record.ends[0].slot = 16),
 ];
 
@@ -176,6 +187,26 @@ fn what_stands_in_the_store_keeps_its_form() {
     assert_eq!(bytes(&Decision::Agreed { agreed: Some(agreement) }), [b"\x01\x01", &plan[..]].concat());
     let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
     assert_eq!(bytes(&Decision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
+    let pieces = b"\x01\0\0\0\x05\0\0\0\x40\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0";
+    let end = end(9, Part::PutTarget, &[piece(5, 64, 4096)], 7);
+    let expected = [b"\x09\0\0\0\x01\0\x10\0\0\0\0\0\0", &pieces[..], b"\x07\0\0\0"].concat();
+    assert_eq!(bytes(&end), expected);
+    let region = SharedRegion { name: "kv".to_owned(), pieces: end.pieces };
+    assert_eq!(bytes(&region), [b"\x02\0\0\0kv", &pieces[..]].concat());
+}
+
+/// A rank that copies has a route to each piece of the peer's buffer, in the order of the buffer's bytes. The rank
+/// opens every allocation that contains a piece. The peer has no route to the buffer of the rank that copies.
+#[test]
+fn a_route_leads_to_every_piece_of_a_buffer() {
+    let mut records = records(COUNT);
+    records[2].ends[2].pieces = vec![piece(1, 1000, 4000), piece(0, 8, 96)];
+    assert_eq!(missing(&records[2], &records[1]), [0, 1]);
+    let Decision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
+    let remote = |id, offset, bytes| RemotePiece { id, offset, bytes };
+    let pieces = vec![remote(id(11), 1000, 4000), remote(id(10), 8, 96)];
+    assert_eq!(plan.routes(1).unwrap()[0], Route { peer: 2, remote: pieces, slot: 2 });
+    assert_eq!(plan.routes(2).unwrap()[2], Route { peer: 1, remote: Vec::new(), slot: 0 });
 }
 
 proptest! {
@@ -224,7 +255,6 @@ proptest! {
 
 /// The record of a rank that shares two regions: the first has one piece, the second has two.
 fn sharing(rank: u32) -> Record {
-    let piece = |export, offset, bytes| RegionPiece { export, offset, bytes };
     let region = |name: &str, pieces| SharedRegion { name: name.to_owned(), pieces };
     let regions = vec![
         region("whole", vec![piece(0, 64, 4096)]),
@@ -242,14 +272,14 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("PlanMismatch", &["\"ring\"", "\"regions ring\"", "rank 2"], |record| record.regions = None),
     ("PlanMismatch", &["\"regions chain\"", "rank 2"], |record| record.plan = "chain".into()),
     ("RecordUnreadable", &["rank 2", "1 transfers beside regions"], |record| {
-        record.ends = vec![end(1, Part::PutInitiator, None, 0)];
+        record.ends = vec![end(1, Part::PutInitiator, &[], 0)];
     }),
     ("RecordUnreadable", &["rank 2", "slots 14..17 of 16"], |record| offer(record).first_slot = 14),
     ("RecordUnreadable", &["rank 2", "\"scattered\" names export 7 of 2"], |record| {
         offer(record).regions[1].pieces[1].export = 7;
     }),
     ("RecordUnreadable", &["rank 2", "9 bytes at byte 18446744073709551615 of region \"whole\""], |record| {
-        offer(record).regions[0].pieces[0] = RegionPiece { export: 0, offset: u64::MAX, bytes: 9 };
+        offer(record).regions[0].pieces[0] = piece(0, u64::MAX, 9);
     }),
     ("OutOfReach", &["rank 2 (not at all)", "rank 0 cannot open"], |record| {
         record.exports[1].shared.handle = Handle::NONE;

@@ -11,7 +11,7 @@ use super::{
         core::TransferEndpoint,
         handles::Open,
         meet::Met,
-        protocol::{RegionPiece, RegionRoute, SharedRegion},
+        protocol::{MemoryPiece, RegionRoute, SharedRegion},
         slots::words,
     },
     Regions,
@@ -90,7 +90,7 @@ impl Exchange {
     ) -> Option<Peer> {
         let (shared, peer) = (&self.owner.shared, route.peer);
         let mut imports = Open::new();
-        let mut piece = |piece: &RegionPiece| -> Option<(DevicePtr, usize)> {
+        let mut piece = |piece: &MemoryPiece| -> Option<(DevicePtr, usize)> {
             let export = peer.exports.get(piece.export as usize)?;
             let base = met.import(peer.rank, export.id, &mut imports)?;
             Some((base + piece.offset, usize::try_from(piece.bytes).ok()?))

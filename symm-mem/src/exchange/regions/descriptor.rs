@@ -3,19 +3,13 @@
 use cuda_driver::DevicePtr;
 
 use super::{
-    super::TransferError,
+    super::{
+        TransferError,
+        copy::{Direction, RangeCopy},
+    },
     invalid::{DescriptorError, Side},
     state::RegionInfo,
 };
-
-/// Direction of a transfer between regions, as seen by the rank that copies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From the peer's regions to this rank's.
-    Get,
-    /// From this rank's regions to the peer's.
-    Put,
-}
 
 /// One contiguous range of a transfer between regions: `bytes` bytes that are copied between a region of this rank and
 /// a region of the peer. The index of a region is its position in the list that its rank passed to
@@ -34,28 +28,28 @@ pub struct Descriptor {
     pub bytes: usize,
 }
 
-/// A copy between the memory of two ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RangeCopy {
-    pub(super) to: DevicePtr,
-    pub(super) from: DevicePtr,
-    pub(super) bytes: usize,
+/// The part of a range of a region that lies in one piece of the region. A piece is a contiguous part of a region.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RangePart {
+    begin: DevicePtr,
+    bytes: usize,
+    /// The index of the region, and the index of the piece in the region. A peer's region is split into one piece for
+    /// each allocation, because a copy must not span two allocations of a peer, even if they are mapped at adjacent
+    /// addresses. A region of this rank is one piece, because a copy may span several of this rank's allocations.
+    piece: (usize, usize),
 }
 
 /// A copy of some or all bytes of a descriptor, between one piece of a region of this rank and one piece of a region of
-/// the peer. A piece is a contiguous part of a region.
-struct Part {
+/// the peer.
+struct PieceCopy {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// This rank's piece, then the peer's. Each is a pair: the index of the region, and the index of the piece in the
-    /// region. A peer's region is split into one piece for each allocation, because a copy must not span two
-    /// allocations of a peer, even if they are mapped at adjacent addresses. A region of this rank is one piece,
-    /// because a copy may span several of this rank's allocations.
+    /// This rank's piece, then the peer's.
     pieces: [(usize, usize); 2],
 }
 
-impl Part {
+impl PieceCopy {
     /// Returns whether `next` lies in the same pieces, and begins where this copy ends on both sides.
     fn is_continued_by(&self, next: &Self) -> bool {
         let (copy, next_copy) = (self.copy, next.copy);
@@ -77,39 +71,68 @@ pub(super) fn copies(
     remote: &[RegionInfo],
     descriptors: &[Descriptor],
 ) -> Result<Vec<RangeCopy>, TransferError> {
-    let mut all: Vec<Part> = Vec::with_capacity(descriptors.len());
+    let mut all = CopyList::new(direction, descriptors.len());
     for (at, descriptor) in descriptors.iter().enumerate() {
         let Descriptor { local_region, local_offset, remote_region, remote_offset, bytes } = *descriptor;
         let find = |side, regions: &[RegionInfo], region, offset| {
             parts(side, regions, region, offset, bytes)
                 .map_err(|problem| TransferError::Descriptor { at, problem })
         };
-        let mut own = find(Side::Local, local, local_region, local_offset)?.into_iter();
-        let mut other = find(Side::Remote, remote, remote_region, remote_offset)?.into_iter();
+        let own = find(Side::Local, local, local_region, local_offset)?;
+        let other = find(Side::Remote, remote, remote_region, remote_offset)?;
+        all.add(at, &own, &other);
+    }
+    all.finish()
+}
+
+/// The copies of a transfer, while its descriptors are added.
+pub(super) struct CopyList {
+    direction: Direction,
+    all: Vec<PieceCopy>,
+}
+
+impl CopyList {
+    pub(super) fn new(direction: Direction, descriptors: usize) -> Self {
+        Self { direction, all: Vec::with_capacity(descriptors) }
+    }
+
+    /// Adds descriptor `at`: the copies between the parts of a range of this rank, and those of a range of the peer of
+    /// the same length.
+    pub(super) fn add(&mut self, at: usize, own: &[RangePart], other: &[RangePart]) {
+        let (mut own, mut other) = (own.iter().copied(), other.iter().copied());
         let (mut here, mut there) = (own.next(), other.next());
-        while let (Some((mine, left, my_piece)), Some((theirs, remaining, their_piece))) = (here, there) {
-            let bytes = left.min(remaining);
-            let (to, from) = match direction {
-                Direction::Get => (mine, theirs),
-                Direction::Put => (theirs, mine),
-            };
-            let pieces = [(local_region, my_piece), (remote_region, their_piece)];
-            all.push(Part { copy: RangeCopy { to, from, bytes }, at, pieces });
-            here = if left > bytes { Some((mine + bytes, left - bytes, my_piece)) } else { own.next() };
-            there = if remaining > bytes {
-                Some((theirs + bytes, remaining - bytes, their_piece))
-            } else {
-                other.next()
-            };
+        while let (Some(mine), Some(theirs)) = (here, there) {
+            let bytes = mine.bytes.min(theirs.bytes);
+            let copy = RangeCopy::new(self.direction, mine.begin, theirs.begin, bytes);
+            self.all.push(PieceCopy { copy, at, pieces: [mine.piece, theirs.piece] });
+            here = mine.after(bytes).or_else(|| own.next());
+            there = theirs.after(bytes).or_else(|| other.next());
         }
     }
+
+    /// See [`copies`].
+    pub(super) fn finish(self) -> Result<Vec<RangeCopy>, TransferError> {
+        joined(self.all)
+    }
+}
+
+impl RangePart {
+    /// The rest of this part after its first `bytes` bytes, or `None` if there is none.
+    fn after(self, bytes: usize) -> Option<Self> {
+        let left = self.bytes - bytes;
+        (left > 0).then(|| Self { begin: self.begin + bytes, bytes: left, ..self })
+    }
+}
+
+/// Sorts the copies by their destinations, refuses overlapping destinations, and joins adjacent copies.
+fn joined(mut all: Vec<PieceCopy>) -> Result<Vec<RangeCopy>, TransferError> {
     all.sort_by_key(|part| part.copy.to);
     let overlap = all.windows(2).find(|pair| pair[1].copy.to < pair[0].copy.to + pair[0].copy.bytes);
     if let Some([one, two]) = overlap {
         let (other, at) = (one.at.min(two.at), one.at.max(two.at));
         return Err(TransferError::Descriptor { at, problem: DescriptorError::Overlap { other } });
     }
-    let mut joined: Vec<Part> = Vec::with_capacity(all.len());
+    let mut joined: Vec<PieceCopy> = Vec::with_capacity(all.len());
     for part in all {
         match joined.last_mut() {
             Some(last) if last.is_continued_by(&part) => last.copy.bytes += part.copy.bytes,
@@ -119,15 +142,15 @@ pub(super) fn copies(
     Ok(joined.into_iter().map(|part| part.copy).collect())
 }
 
-/// Splits the `bytes` bytes at `offset` in a region at the ends of the region's pieces. Returns the address, the length
-/// in bytes, and the index of the piece, for each. Fails if the range is empty or not inside the region.
-fn parts(
+/// Splits the `bytes` bytes at `offset` in a region at the ends of the region's pieces. Fails if the range is empty or
+/// not inside the region.
+pub(super) fn parts(
     side: Side,
     all: &[RegionInfo],
     region: usize,
     offset: usize,
     bytes: usize,
-) -> Result<Vec<(DevicePtr, usize, usize)>, DescriptorError> {
+) -> Result<Vec<RangePart>, DescriptorError> {
     let regions = all.len();
     let info = all.get(region).ok_or(DescriptorError::NoSuchRegion { side, region, regions })?;
     if bytes == 0 {
@@ -137,7 +160,8 @@ fn parts(
     if offset.checked_add(bytes).is_none_or(|end| end > whole) {
         return Err(DescriptorError::OutOfBounds { side, region, offset, bytes, whole });
     }
-    Ok(info.parts(offset, bytes))
+    let parts = info.parts(offset, bytes).into_iter();
+    Ok(parts.map(|(begin, bytes, piece)| RangePart { begin, bytes, piece: (region, piece) }).collect())
 }
 
 #[cfg(test)]

@@ -48,6 +48,24 @@ pub enum DescriptorError {
         /// Length of the region in bytes.
         whole: usize,
     },
+    /// A transfer of [prepared ranges](super::PreparedRanges) selects an index that the list on this side lacks.
+    #[error("index {index} of a {side} list of {ranges} prepared ranges")]
+    NoSuchRange {
+        /// The side of the list.
+        side: Side,
+        /// The index asked for.
+        index: usize,
+        /// Number of ranges of the list.
+        ranges: usize,
+    },
+    /// The two prepared ranges that a transfer pairs have different lengths.
+    #[error("a local range of {local} bytes with a remote range of {remote}, expected equal lengths")]
+    Lengths {
+        /// Length of this rank's range in bytes.
+        local: usize,
+        /// Length of the peer's range in bytes.
+        remote: usize,
+    },
     /// The descriptor has no bytes.
     #[error("0 bytes, expected at least 1")]
     Empty,

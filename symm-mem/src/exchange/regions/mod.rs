@@ -4,6 +4,7 @@ mod agree;
 mod descriptor;
 mod invalid;
 mod pending;
+mod prepared;
 mod state;
 
 use std::{
@@ -15,16 +16,22 @@ use std::{
 use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus, graph_memory};
 
 pub use self::{
-    descriptor::{Descriptor, Direction},
+    descriptor::Descriptor,
     invalid::{DescriptorError, Side},
     pending::PendingTransfer,
+    prepared::{PreparedRanges, RegionRange, SelectedRanges},
     state::RegionInfo,
 };
 use self::{
-    descriptor::{RangeCopy, copies},
+    descriptor::copies,
+    prepared::prepared_copies,
     state::{Inner, Peer, WIRE},
 };
-use super::{Awaited, Fault, TransferError, quiet};
+use super::{
+    Awaited, Fault, TransferError,
+    copy::{Direction, RangeCopy},
+    quiet,
+};
 use crate::lock::lock;
 
 /// A set of regions of memory that the members of a group share, as returned by
@@ -42,6 +49,9 @@ use crate::lock::lock;
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
 /// streams: a notification is sent only after the previous one to that peer. Copies do not wait for previous
 /// notifications.
+///
+/// *Prepared ranges.* If transfers use the same ranges again and again, [`prepare`](Self::prepare) validates them once.
+/// Then [`transfer_prepared`](Self::transfer_prepared) selects ranges by their indices.
 ///
 /// *Failures.* The transfers with a peer fail with a [`Fault`], for example if a deadline passes or the peer gives up.
 /// Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the transfers
@@ -136,7 +146,8 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        self.enqueue(direction, peer, descriptors, stream, deadline, false)
+        let copies = |peer: &Peer| copies(direction, &self.inner.own, &peer.regions, descriptors);
+        self.enqueue(direction, peer, copies, stream, deadline, false)
     }
 
     /// Like [`transfer`](Self::transfer), and notifies the peer after the copies.
@@ -155,7 +166,80 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        self.enqueue(direction, peer, descriptors, stream, deadline, true)
+        let copies = |peer: &Peer| copies(direction, &self.inner.own, &peer.regions, descriptors);
+        self.enqueue(direction, peer, copies, stream, deadline, true)
+    }
+
+    /// Validates ranges of the regions of rank `rank` of the group, which may be this rank, for transfers by
+    /// [`transfer_prepared`](Self::transfer_prepared). Ranges of a list may overlap. Contacts no other rank.
+    ///
+    /// # Errors
+    /// [`TransferError`]: `NoSuchRank`, `NotShared`; `Descriptor` with the index of the first range that is empty or
+    /// not inside a region.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use std::time::Duration;
+    /// # use symm_mem::exchange::{Direction, RegionRange, Regions, TransferError};
+    /// /// Puts pages of a cache of 64 KiB pages into pages of rank 1, and notifies rank 1.
+    /// # fn send(regions: &Regions, own_rank: usize, stream: &Stream) -> Result<(), TransferError> {
+    /// let page = |at| RegionRange { region: 0, offset: at << 16, bytes: 1 << 16 };
+    /// let pages: Vec<RegionRange> = (0..1000).map(page).collect();
+    /// let (own, theirs) = (regions.prepare(own_rank, &pages)?, regions.prepare(1, &pages)?);
+    /// for (from, to) in [([3, 999], [0, 7]), ([4, 5], [1, 2])] {
+    ///     let (from, to) = (own.select(&from), theirs.select(&to));
+    ///     let deadline = Duration::from_secs(10);
+    ///     // SAFETY: nobody else uses these pages until rank 1 has the notification.
+    ///     let _pending =
+    ///         unsafe { regions.transfer_prepared_and_notify(Direction::Put, from, to, stream, deadline) }?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn prepare(&self, rank: usize, ranges: &[RegionRange]) -> Result<PreparedRanges, TransferError> {
+        PreparedRanges::new(&self.inner, rank, self.of(rank)?, ranges)
+    }
+
+    /// Like [`transfer`](Self::transfer), between prepared ranges: the n-th selected `local` range, of this rank, and
+    /// the n-th selected `remote` range, of a peer. Only the selection is checked: that the indices exist, that the
+    /// lengths of each pair are equal, and that destinations do not overlap. The time does not depend on the number of
+    /// ranges that are not selected.
+    ///
+    /// # Safety
+    /// As for [`transfer`](Self::transfer).
+    ///
+    /// # Errors
+    /// As [`transfer`](Self::transfer). The index in [`TransferError::Descriptor`] is the position of the pair in the
+    /// selections. [`TransferError::IndexCounts`] if one selection has more ranges than the other.
+    /// [`TransferError::OtherRanges`] if another set of regions has prepared a list, also one of the same name and an
+    /// earlier generation, or if the `local` ranges are not this rank's.
+    pub unsafe fn transfer_prepared(
+        &self,
+        direction: Direction,
+        local: SelectedRanges<'_>,
+        remote: SelectedRanges<'_>,
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<PendingTransfer, TransferError> {
+        self.enqueue_prepared(direction, local, remote, stream, deadline, false)
+    }
+
+    /// Like [`transfer_prepared`](Self::transfer_prepared), and notifies the peer after the copies.
+    ///
+    /// # Safety
+    /// As for [`transfer`](Self::transfer).
+    ///
+    /// # Errors
+    /// As [`transfer_prepared`](Self::transfer_prepared) and [`transfer_and_notify`](Self::transfer_and_notify).
+    pub unsafe fn transfer_prepared_and_notify(
+        &self,
+        direction: Direction,
+        local: SelectedRanges<'_>,
+        remote: SelectedRanges<'_>,
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<PendingTransfer, TransferError> {
+        self.enqueue_prepared(direction, local, remote, stream, deadline, true)
     }
 
     /// Makes the stream wait for the next notification of the peer: the n-th call waits for the n-th notification.
@@ -261,11 +345,28 @@ impl Regions {
         Ok(peer)
     }
 
+    fn enqueue_prepared(
+        &self,
+        direction: Direction,
+        local: SelectedRanges<'_>,
+        remote: SelectedRanges<'_>,
+        stream: &Stream,
+        deadline: Duration,
+        notifies: bool,
+    ) -> Result<PendingTransfer, TransferError> {
+        let peer = remote.list().rank();
+        local.list().check(&self.inner, Side::Local, self.inner.owner.shared.info.rank())?;
+        remote.list().check(&self.inner, Side::Remote, peer)?;
+        let copies = |_: &Peer| prepared_copies(direction, &local, &remote);
+        self.enqueue(direction, peer, copies, stream, deadline, notifies)
+    }
+
+    /// Enqueues the copies that `copies` returns. They lie in regions of this rank and of the peer `place`.
     fn enqueue(
         &self,
         direction: Direction,
         place: usize,
-        descriptors: &[Descriptor],
+        copies: impl FnOnce(&Peer) -> Result<Vec<RangeCopy>, TransferError>,
         stream: &Stream,
         deadline: Duration,
         notifies: bool,
@@ -275,13 +376,12 @@ impl Regions {
         if core.peer_left.load(Ordering::Acquire) {
             return Err(Fault::Abandoned { peer: peer.wire().peer }.into());
         }
-        let copies = copies(direction, &self.inner.own, &peer.regions, descriptors)?;
+        let copies = copies(peer)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
         // the peer's memory, so both stay mapped while the core lives. The watch thread keeps the core until the copies
         // have ended. In a capture, the caller promises that the regions, and so the core, live until then. The caller
         // also promises the other conditions.
-        let copy =
-            || copies.iter().try_for_each(|copy| unsafe { stream.copy(copy.to, copy.from, copy.bytes) });
+        let copy = || copies.iter().try_for_each(|copy| unsafe { copy.enqueue(stream) });
         if stream.capture_status()? != CaptureStatus::None {
             if notifies {
                 return Err(TransferError::Captured { asked: "transfer_and_notify" });

@@ -11,11 +11,14 @@ use cuda_driver::{
 use gpu_sim::World;
 use half::{bf16, f16};
 use process_group::{comm::ReduceOp, group::Scalar, store::HashStore};
-use symm_mem::{Domain, Geometry, RegistrationState, SliceError, SymmetricPool};
+use symm_mem::{
+    Domain, ErrorKind, Geometry, RegistrationState, SliceError, SymmetricPool,
+    rendezvous::{Buffer, ForeignSlice, Rendezvous, RendezvousOptions, SymmetricMemory},
+};
 
 use super::{
     NCCL_2_28_9,
-    job::{Rank, options, run_seen},
+    job::{Rank, options, run_seen, soon},
     on_ranks,
 };
 use crate::common::turn;
@@ -46,6 +49,107 @@ fn slices_of_every_type_are_reduced_from_windows() {
         assert_eq!(sum(&rank, &pool, bf16::from_f32(own)), [bf16::from_f32(3.0); LENGTH]);
         assert_eq!(pool.segments(), 1, "a dropped slice makes room");
         drop(pool);
+        rank.leave();
+    });
+}
+
+/// The elements of a member of the group that a buffer has on it.
+fn elements_of(rank: &Rank, memory: &SymmetricMemory, place: usize) -> Vec<u32> {
+    let mut found = vec![0u32; memory.bytes() / 4];
+    // SAFETY: the members write the memory only before they meet.
+    unsafe { rank.context.copy_to_host(&mut found, memory.buffer_ptr(place).unwrap()) }.unwrap();
+    found
+}
+
+/// Elements that depend on the rank and the position.
+fn elements(place: usize) -> Vec<u32> {
+    (0..LENGTH as u32).map(|at| at + 10_000 * place as u32).collect()
+}
+
+#[test]
+fn a_slice_is_allocated_and_mapped_in_one_call() {
+    on_ranks(2, |rank| {
+        let pool = rank.pool();
+        let _before = pool.alloc::<u8>(3, &rank.stream).unwrap();
+        let (mut slice, memory) =
+            pool.alloc_mapped::<u32>(LENGTH, &rank.stream, &rank.world, options()).unwrap();
+        assert_eq!(memory.buffer_ptr(memory.rank()).unwrap(), slice.device_ptr());
+        rank.stream.memcpy_htod(&elements(memory.rank()), &mut slice).unwrap();
+        rank.stream.synchronize().unwrap();
+        rank.world.barrier(soon()).unwrap();
+        for place in 0..2 {
+            assert_eq!(elements_of(&rank, &memory, place), elements(place));
+        }
+        // A part of the slice is the same part of the peers' slices, also in a rendezvous.
+        let part = Buffer::of_slice(slice.slice(100..700).unwrap()).unwrap();
+        let rendezvous = Rendezvous::of(&rank.world, RendezvousOptions::default()).unwrap();
+        let parts = [
+            pool.symmetric_memory(&part, rank.world.id()).unwrap(),
+            rendezvous.rendezvous(&part).unwrap(),
+            rendezvous.get(Buffer::of_slice(slice.slice_mut(100..700).unwrap().as_view()).unwrap()).unwrap(),
+        ];
+        for memory in &parts {
+            assert_eq!(elements_of(&rank, memory, 1 - memory.rank()), elements(1 - memory.rank())[100..700]);
+        }
+        rank.world.barrier(soon()).unwrap();
+        drop((parts, part, rendezvous, memory, slice, _before, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_member_that_cannot_allocate_is_an_error_for_all() {
+    on_ranks(2, |rank| {
+        let pool = rank.pool();
+        let length = if rank.rank == 1 { usize::MAX } else { LENGTH };
+        let refused = pool.alloc_mapped::<u32>(length, &rank.stream, &rank.world, options()).unwrap_err();
+        match rank.rank {
+            1 => assert!(matches!(refused.kind(), ErrorKind::Slice(SliceError::Pool(_))), "{refused}"),
+            _ => assert!(refused.refusal().is_some(), "{refused}"),
+        }
+        drop(pool);
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_slice_of_another_allocator_is_an_error() {
+    on_ranks(1, |rank| {
+        let slice = rank.stream.alloc_zeros::<u32>(10).unwrap();
+        let address = slice.device_ptr();
+        let refused = Buffer::of_slice(&slice).unwrap_err();
+        assert_eq!(refused, ForeignSlice { address });
+        assert!(refused.to_string().contains("not memory of a symmetric pool"), "{refused}");
+        drop(slice);
+        rank.leave();
+    });
+}
+
+/// A buffer of a slice keeps the block. Then the next slice there waits for the stream of the dropped slice.
+#[test]
+fn a_buffer_keeps_the_block_of_a_dropped_slice() {
+    on_ranks(1, |rank| {
+        let pool = rank.pool();
+        let other = Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap();
+        let slice = pool.alloc::<u32>(LENGTH, &rank.stream).unwrap();
+        let at = slice.device_ptr();
+        let buffer = Buffer::of_slice(slice.slice(7..).unwrap()).unwrap();
+        assert_eq!((buffer.ptr(), buffer.bytes()), (at + 28usize, 4 * (LENGTH - 7)));
+        drop(slice);
+        let elsewhere = pool.alloc::<u32>(LENGTH, &other).unwrap();
+        assert_ne!(elsewhere.device_ptr(), at, "the buffer keeps the block");
+        // Work that holds back the stream of the first slice, until the flag is set.
+        let flag = DeviceMemory::new(&rank.context, 4).unwrap();
+        flag.copy_from_host(0, &[0_u32]).unwrap();
+        // SAFETY: the flag lives until the streams are done.
+        unsafe { rank.stream.wait_value32(flag.ptr(), WaitCondition::GreaterOrEqual, 1) }.unwrap();
+        drop(buffer);
+        let again = pool.alloc::<u32>(LENGTH, &other).unwrap();
+        assert_eq!(again.device_ptr(), at);
+        assert!(!other.query().unwrap(), "it waits for the first slice's stream");
+        flag.copy_from_host(0, &[1_u32]).unwrap();
+        other.synchronize().unwrap();
+        drop((again, elsewhere, flag, other, pool));
         rank.leave();
     });
 }

@@ -4,16 +4,20 @@ use std::sync::Arc;
 
 use caching_alloc::{
     core::{Allocator, Block, PoolKind, PoolSettings, SegmentSource, Settings},
-    driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource},
+    driver::{DeviceAllocator, DriverEvents, DriverSource, Sharing, VirtualMemorySource},
 };
 use cuda_driver::{
     Stream,
     memory::{MemoryPool, StreamMemory},
 };
-use symm_mem::exchange::{Direction, ExchangeRefusal, Memory, Part, TransferError};
+use process_group::store::{HashStore, Store};
+use symm_mem::{
+    Domain, Geometry, SymmetricPool,
+    exchange::{Direction, ExchangeRefusal, Memory, Part, TransferError},
+};
 
 use super::{
-    super::{LONG, Rank, on_ranks, on_world, options, pattern},
+    super::{LONG, Rank, on_ranks, options, pattern},
     at,
 };
 
@@ -124,46 +128,121 @@ fn a_block_is_kept_until_the_peer_has_closed_it() {
     });
 }
 
+/// Both ends of a transfer may cross pages, at other offsets.
 #[test]
 fn blocks_are_memory_of_plans_too() {
     on_ranks(2, options(), |rank| {
         for block in blocks(rank) {
-            let parts = [Part::GetFrom, Part::GetBy];
-            let pages = block.segments().len();
+            let whole = block.bytes() as usize;
             let memory = Memory::block(&rank.context, block).unwrap();
-            rank.write(&memory, &pattern(rank.rank, 2, memory.bytes()));
-            let exchange = |memory: &Memory| {
-                let transfer = rank.transfer(1 - rank.rank, parts[rank.rank], memory);
-                rank.exchange.exchange("block", &[transfer])
-            };
-            let one_page = memory.part(7, 4000).unwrap();
-            if pages > 1 {
-                let refused = exchange(&memory).unwrap_err();
-                let Some(ExchangeRefusal::PeerPrepareFailed { rank: 1, cause }) = refused.exchange_refusal()
-                else {
-                    panic!("{refused}")
-                };
-                assert!(cause.contains("pages") && cause.contains("share it as a region"), "{cause}");
+            let bytes = whole - 4097;
+            // The first byte of this rank's end of each transfer.
+            let begins = [[7, 4097], [4097, 7]][rank.rank];
+            for (parts, copier) in
+                [([Part::GetFrom, Part::GetBy], 0), ([Part::PutInitiator, Part::PutTarget], 1)]
+            {
+                let part = parts[rank.rank];
+                let own = memory.part(begins[copier], bytes).unwrap();
+                let transfer = rank.transfer(1 - rank.rank, part, &own);
+                let plan = rank.exchange.exchange("block", &[transfer]).unwrap();
+                rank.write(&memory, &pattern(rank.rank, 2, whole));
+                (rank.meet)();
+                rank.round(&plan, &[part]);
+                let receives = matches!(part, Part::GetFrom | Part::PutTarget);
+                let sent = [[4097, 7], [7, 4097]][rank.rank][copier];
+                let found = rank.read(&memory);
+                let mut expected = pattern(rank.rank, 2, whole);
+                if receives {
+                    let from = &pattern(1 - rank.rank, 2, whole)[sent..sent + bytes];
+                    expected[begins[copier]..begins[copier] + bytes].copy_from_slice(from);
+                }
+                assert!(found == expected, "{part} of {whole} bytes");
+                (rank.meet)();
             }
-            let plan = exchange(&one_page).unwrap();
-            (rank.meet)();
-            rank.round(&plan, &parts[rank.rank..=rank.rank]);
-            assert!(rank.read(&one_page) == pattern(1, 2, memory.bytes())[7..4007]);
-            (rank.meet)();
         }
     });
 }
 
-/// Virtual memory of another owner, such as a slice of a [`caching_alloc::driver::DeviceAllocator`].
+/// Slices of a caching allocator and of a symmetric pool, and parts of them.
+#[test]
+fn slices_are_memory_of_exchanges() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    on_ranks(2, options(), |rank| {
+        let allocator =
+            DeviceAllocator::new(&rank.context, Sharing::by_descriptor(), Settings::default()).unwrap();
+        let domain = Domain::new(store.clone(), 7, rank.rank as u32, 0..2).unwrap();
+        let pool = SymmetricPool::new(&domain, &rank.context, Geometry::default()).unwrap();
+        let _before = allocator.alloc::<u8>(3000, &rank.stream).unwrap();
+        let cached = allocator.alloc::<u16>(3000, &rank.stream).unwrap();
+        let _before = pool.alloc::<u8>(3000, &rank.stream).unwrap();
+        let symmetric = pool.alloc::<u16>(3000, &rank.stream).unwrap();
+        let memory = [
+            Memory::of_slice(&cached).unwrap(),
+            Memory::of_slice(cached.slice(1000..2000).unwrap()).unwrap(),
+            Memory::of_slice(&symmetric).unwrap(),
+            Memory::of_slice(symmetric.slice(1000..2000).unwrap()).unwrap(),
+        ];
+        for (memory, slice) in memory.chunks(2).zip([&cached, &symmetric]) {
+            assert_eq!((memory[0].ptr(), memory[0].bytes()), (slice.device_ptr(), 6000));
+            assert_eq!((memory[1].ptr(), memory[1].bytes()), (slice.device_ptr() + 2000usize, 2000));
+        }
+        // The memory outlives the slices.
+        drop((cached, symmetric));
+        rank.write(&memory[0], &pattern(rank.rank, 0, 6000));
+        rank.write(&memory[2], &pattern(rank.rank, 2, 6000));
+        let names = ["cached", "its part", "symmetric", "its part too"];
+        let regions: Vec<_> = names.into_iter().zip(memory.iter().cloned()).collect();
+        let shared = rank.exchange.share_regions("slices", &regions).unwrap();
+        let part = [Part::GetFrom, Part::GetBy][rank.rank];
+        let plan = rank.exchange.exchange("part", &[rank.transfer(1 - rank.rank, part, &memory[1])]).unwrap();
+        (rank.meet)();
+        rank.round(&plan, &[part]);
+        let mut expected = pattern(rank.rank, 0, 6000);
+        if rank.rank == 0 {
+            expected[2000..4000].copy_from_slice(&pattern(1, 0, 6000)[2000..4000]);
+            let list = [at((2, 10), (3, 20), 500)];
+            // SAFETY: the peer waits for the notification.
+            let pending = unsafe { shared.transfer_and_notify(Direction::Put, 1, &list, &rank.stream, LONG) };
+            let _ = pending.unwrap();
+            rank.stream.synchronize().unwrap();
+        } else {
+            shared.wait(0, &rank.stream, LONG).unwrap();
+            rank.stream.synchronize().unwrap();
+            shared.check(0).unwrap();
+            assert_eq!(rank.read(&memory[2])[2020..2520], pattern(0, 2, 6000)[10..510]);
+        }
+        assert!(rank.read(&memory[0]) == expected);
+        (rank.meet)();
+    });
+}
+
+/// The block of a dropped slice is freed once no rank needs it, and not before.
+#[test]
+fn the_block_of_a_slice_is_kept_by_its_memory() {
+    on_ranks(1, options(), |rank| {
+        let allocator = DeviceAllocator::new(&rank.context, Sharing::none(), Settings::default()).unwrap();
+        let allocated = || allocator.allocator().stats().all.allocated.current;
+        let slice = allocator.alloc::<u64>(100, &rank.stream).unwrap();
+        let memory = Memory::of_slice(slice.slice(50..).unwrap()).unwrap();
+        drop(slice);
+        assert!(allocated() > 0);
+        drop(memory);
+        assert_eq!(allocated(), 0);
+        let empty = allocator.alloc::<u64>(0, &rank.stream).unwrap();
+        assert_eq!(Memory::of_slice(&empty).unwrap().bytes(), 0);
+        let foreign = rank.stream.alloc_zeros::<u8>(10).unwrap();
+        let refused = Memory::of_slice(&foreign).unwrap_err();
+        let TransferError::ForeignSlice { address } = &refused else { panic!("{refused}") };
+        assert_eq!(*address, foreign.device_ptr().0);
+    });
+}
+
+/// Virtual memory of another owner, such as a slice of a [`DeviceAllocator`].
 #[test]
 fn foreign_memory_may_be_virtual() {
-    on_world(2, options(), |_, rank| {
-        let allocator = caching_alloc::driver::DeviceAllocator::new(
-            &rank.context,
-            Sharing::by_descriptor(),
-            Settings::default(),
-        )
-        .unwrap();
+    on_ranks(2, options(), |rank| {
+        let allocator =
+            DeviceAllocator::new(&rank.context, Sharing::by_descriptor(), Settings::default()).unwrap();
         let _before = allocator.alloc::<u8>(3000, &rank.stream).unwrap();
         let slice = allocator.alloc::<u8>(6000, &rank.stream).unwrap();
         let (ptr, bytes) = (slice.device_ptr(), slice.bytes());

@@ -4,6 +4,7 @@ pub(super) mod blocks;
 mod ends;
 mod faults;
 mod killed;
+mod prepared;
 
 use std::sync::{
     Arc, Mutex,

@@ -1,0 +1,160 @@
+//! Prepared ranges: lists of ranges of one rank's regions that are validated once, for many transfers.
+
+use std::{
+    fmt, ops, ptr,
+    sync::{Arc, Weak},
+};
+
+use super::{
+    super::{
+        TransferError,
+        copy::{Direction, RangeCopy},
+    },
+    descriptor::{CopyList, RangePart, parts},
+    invalid::{DescriptorError, Side},
+    state::{Inner, RegionInfo},
+};
+
+/// A contiguous range of bytes of a region, for [`Regions::prepare`](super::Regions::prepare).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RegionRange {
+    /// Index of the region: its position in the list that its rank passed to
+    /// [`share_regions`](super::super::Exchange::share_regions).
+    pub region: usize,
+    /// First byte in the region, as an offset in bytes.
+    pub offset: usize,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// Ranges of the regions of one rank, in a set of regions: a list that [`Regions::prepare`](super::Regions::prepare)
+/// has validated. A transfer [selects](Self::select) some of the ranges by their indices. A list can be used for any
+/// number of transfers, also from several threads. It does not keep the regions allocated.
+pub struct PreparedRanges {
+    /// The set. Never upgraded: it identifies the set, and another set cannot get the same address while it exists.
+    set: Weak<Inner>,
+    regions: String,
+    generation: u64,
+    rank: usize,
+    /// The parts of all ranges, in the order of the ranges.
+    parts: Vec<RangePart>,
+    ranges: Vec<Prepared>,
+}
+
+/// A range of a list.
+struct Prepared {
+    bytes: usize,
+    /// Where its parts lie in [`PreparedRanges::parts`].
+    parts: ops::Range<usize>,
+}
+
+/// Some ranges of a list, in the order of a list of indices.
+#[derive(Debug, Clone, Copy)]
+pub struct SelectedRanges<'a> {
+    list: &'a PreparedRanges,
+    indices: &'a [usize],
+}
+
+impl PreparedRanges {
+    /// Validates `ranges` of `regions`, the regions of rank `rank` in `set`.
+    pub(super) fn new(
+        set: &Arc<Inner>,
+        rank: usize,
+        regions: &[RegionInfo],
+        ranges: &[RegionRange],
+    ) -> Result<Self, TransferError> {
+        let side = if rank == set.owner.shared.info.rank() { Side::Local } else { Side::Remote };
+        let mut list = Self {
+            set: Arc::downgrade(set),
+            regions: set.name.clone(),
+            generation: set.generation,
+            rank,
+            parts: Vec::with_capacity(ranges.len()),
+            ranges: Vec::with_capacity(ranges.len()),
+        };
+        for (at, &RegionRange { region, offset, bytes }) in ranges.iter().enumerate() {
+            let parts = parts(side, regions, region, offset, bytes);
+            let parts = parts.map_err(|problem| TransferError::Descriptor { at, problem })?;
+            let begin = list.parts.len();
+            list.parts.extend(parts);
+            list.ranges.push(Prepared { bytes, parts: begin..list.parts.len() });
+        }
+        Ok(list)
+    }
+
+    /// The rank of the ranges, within the group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranges.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Returns whether the list has no ranges.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Selects the ranges with these indices, in this order, for a transfer. The transfer checks the indices.
+    #[must_use]
+    pub fn select<'a>(&'a self, indices: &'a [usize]) -> SelectedRanges<'a> {
+        SelectedRanges { list: self, indices }
+    }
+
+    /// Fails if another set of regions has prepared the list, or if it is not of rank `rank`.
+    pub(super) fn check(&self, set: &Arc<Inner>, side: Side, rank: usize) -> Result<(), TransferError> {
+        if ptr::eq(self.set.as_ptr(), Arc::as_ptr(set)) && self.rank == rank {
+            return Ok(());
+        }
+        let (regions, generation) = (self.regions.clone(), self.generation);
+        Err(TransferError::OtherRanges { side, rank: self.rank, regions, generation })
+    }
+}
+
+impl<'a> SelectedRanges<'a> {
+    pub(super) fn list(&self) -> &'a PreparedRanges {
+        self.list
+    }
+
+    fn get(&self, side: Side, at: usize) -> Result<(usize, &'a [RangePart]), TransferError> {
+        let (index, ranges) = (self.indices[at], self.list.len());
+        let problem = DescriptorError::NoSuchRange { side, index, ranges };
+        let range = self.list.ranges.get(index).ok_or(TransferError::Descriptor { at, problem })?;
+        Ok((range.bytes, &self.list.parts[range.parts.clone()]))
+    }
+}
+
+/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n: see
+/// [`copies`](super::descriptor::copies). The time does not depend on the number of ranges that are not selected.
+pub(super) fn prepared_copies(
+    direction: Direction,
+    local: &SelectedRanges<'_>,
+    remote: &SelectedRanges<'_>,
+) -> Result<Vec<RangeCopy>, TransferError> {
+    let (count, found) = (local.indices.len(), remote.indices.len());
+    if count != found {
+        return Err(TransferError::IndexCounts { local: count, remote: found });
+    }
+    let mut all = CopyList::new(direction, count);
+    for at in 0..count {
+        let ((local, own), (remote, other)) = (local.get(Side::Local, at)?, remote.get(Side::Remote, at)?);
+        if local != remote {
+            let problem = DescriptorError::Lengths { local, remote };
+            return Err(TransferError::Descriptor { at, problem });
+        }
+        all.add(at, own, other);
+    }
+    all.finish()
+}
+
+impl fmt::Debug for PreparedRanges {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { regions, generation, rank, .. } = self;
+        write!(out, "PreparedRanges({} of rank {rank} in {regions:?} of generation {generation})", self.len())
+    }
+}
