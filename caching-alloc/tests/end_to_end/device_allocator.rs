@@ -72,6 +72,22 @@ fn a_graph_keeps_the_block_of_a_dropped_slice() {
     });
 }
 
+/// The block of a slice is found from any view of it, and not from memory of another allocator.
+#[test]
+fn a_view_leads_to_the_block_of_its_slice() {
+    on_devices(1, |_, contexts| {
+        let memory = allocator(&contexts[0]);
+        let stream = stream(&contexts[0]);
+        let slice = memory.alloc::<u32>(100, &stream).unwrap();
+        for view in [slice.as_view(), slice.slice(50..).unwrap()] {
+            let block = DeviceAllocator::block_of(view.memory()).unwrap();
+            assert_eq!((block.address(), block.requested()), (slice.device_ptr().0, 400));
+        }
+        let other = stream.alloc_zeros::<u32>(100).unwrap();
+        assert!(DeviceAllocator::block_of(other.as_view().memory()).is_none());
+    });
+}
+
 /// A source may return addresses without memory, so its blocks must not become slices, which safe code reads.
 #[test]
 fn memory_of_other_sources_is_no_slice() {

@@ -282,7 +282,7 @@ impl Exchange {
         let mut imports = Open::new();
         let (mut wires, mut ends) = (Vec::new(), Vec::new());
         for ((transfer, slot), route) in transfers.iter().zip(met.slots.clone()).zip(routes) {
-            let copies = self.copies(met, transfer, &route, &mut imports)?;
+            let copies = copies(met, transfer, &route, &mut imports)?;
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
             wires.push(TransferEndpoint::new(route.peer, own, theirs));
@@ -292,31 +292,6 @@ impl Exchange {
         let core = self.core(met.name(), met.slots.clone(), wires, memory, imports, false);
         self.made_current(met, [&core]);
         Some(Plan::new(self.owner.clone(), core, ends))
-    }
-
-    /// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not
-    /// span two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies.
-    /// Returns `None` if an allocation is not open.
-    fn copies(
-        &self,
-        met: &Met<'_>,
-        transfer: &Transfer,
-        route: &Route,
-        imports: &mut Open,
-    ) -> Option<Vec<RangeCopy>> {
-        let direction = match transfer.part {
-            Part::PutInitiator => Direction::Put,
-            _ => Direction::Get,
-        };
-        let mut own = transfer.memory.ptr();
-        let mut copy = |piece: &RemotePiece| {
-            let remote = met.import(route.peer, piece.id, imports)? + piece.offset;
-            let bytes = usize::try_from(piece.bytes).ok()?;
-            let copy = RangeCopy::new(direction, own, remote, bytes);
-            own = own + bytes;
-            Some(copy)
-        };
-        route.remote.iter().map(&mut copy).collect()
     }
 
     /// Records the agreed plan, or the agreed regions, as current for their name.
@@ -391,4 +366,23 @@ impl Exchange {
         let core = self.core((key, plan, *generation), slots, wires.collect(), memory, opened, false);
         shared.closer.close(core);
     }
+}
+
+/// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not
+/// span two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies.
+/// Returns `None` if an allocation is not open.
+fn copies(met: &Met<'_>, transfer: &Transfer, route: &Route, imports: &mut Open) -> Option<Vec<RangeCopy>> {
+    let direction = match transfer.part {
+        Part::PutInitiator => Direction::Put,
+        _ => Direction::Get,
+    };
+    let mut own = transfer.memory.ptr();
+    let mut copy = |piece: &RemotePiece| {
+        let remote = met.import(route.peer, piece.id, imports)? + piece.offset;
+        let bytes = usize::try_from(piece.bytes).ok()?;
+        let copy = RangeCopy::new(direction, own, remote, bytes);
+        own = own + bytes;
+        Some(copy)
+    };
+    route.remote.iter().map(&mut copy).collect()
 }

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
-use caching_alloc::core::{Block, Segment};
+use caching_alloc::core::{Block, Hold, Segment};
 use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult, vmm::PhysicalMemory};
 
 use super::TransferError;
@@ -102,10 +102,8 @@ impl Owned {
             return Err(Error::DifferentDevices { what, found, user, wanted }.into());
         }
         let address = block.address();
-        let hold = |segment: &Segment| segment.hold(HOLDER).map_err(|error| error.to_string());
         let segments = block.segments();
-        let holds = segments.iter().map(hold).collect::<Result<Vec<_>, _>>();
-        let holds = holds.map_err(|cause| TransferError::Unheld { address, cause })?;
+        let holds = holds(address, &segments)?;
         let allocations = segments.iter().map(|segment| {
             let (base, bytes) = (DevicePtr(segment.address()), segment.bytes() as usize);
             let allocation = OwnedAllocation::new(context, base, bytes)?;
@@ -121,6 +119,13 @@ impl Owned {
     }
 }
 
+/// Takes a hold on each segment of the block at `address`, or on none.
+fn holds(address: u64, segments: &[Segment]) -> Result<Vec<Hold>, TransferError> {
+    let hold = |segment: &Segment| segment.hold(HOLDER);
+    let holds = segments.iter().map(hold).collect::<Result<_, _>>();
+    holds.map_err(|error| TransferError::Unheld { address, cause: error.to_string() })
+}
+
 impl From<DeviceMemory> for Owned {
     fn from(memory: DeviceMemory) -> Self {
         let (context, base, bytes) = (memory.context().clone(), memory.ptr(), memory.bytes());
@@ -133,5 +138,39 @@ impl fmt::Debug for Owned {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers: Vec<u64> = self.allocations.iter().map(|allocation| allocation.number.0).collect();
         write!(out, "Owned({} bytes at {}, allocations {numbers:?})", self.bytes, self.ptr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caching_alloc::{
+        core::{Allocator, PoolKind, PoolSettings, Settings, StreamId},
+        host::{HostSource, HostStreams},
+    };
+
+    use super::*;
+
+    /// Pages that an allocator has released cannot be held. The error names the block, and leaves no hold on the pages
+    /// that could be held.
+    #[test]
+    fn a_block_with_a_released_page_is_not_held() {
+        let source = Arc::new(HostSource::new(1 << 30));
+        let allocator = Allocator::new(source, Arc::new(HostStreams::new()), Settings::default());
+        let kind = PoolKind::Remappable;
+        let pool = allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
+        let block = pool.allocate(5 << 20, StreamId(1)).unwrap();
+        let live = block.segments();
+        assert!(live.len() > 1, "the block spans pages");
+        assert_eq!(holds(block.address(), &live).unwrap().len(), live.len());
+        let other = pool.allocate(5 << 20, StreamId(1)).unwrap();
+        let released = other.segments();
+        drop(other);
+        allocator.empty_cache().unwrap();
+        let refused = holds(7, &[&live[..1], &released[..]].concat()).unwrap_err();
+        let TransferError::Unheld { address: 7, cause } = &refused else { panic!("{refused}") };
+        assert!(cause.starts_with(HOLDER), "{cause}");
+        assert!(live.iter().all(|segment| segment.holders().is_empty()), "a hold is left");
+        // The block that is in use can still be held.
+        assert_eq!(holds(block.address(), &live).unwrap().len(), live.len());
     }
 }

@@ -34,7 +34,7 @@ fn allocator(
 }
 
 /// Blocks of each kind of source: of `cuMemAlloc`, of virtual memory, and of pages, several of which a block spans.
-fn blocks(rank: &Rank<'_>) -> Vec<Block> {
+pub(super) fn blocks(rank: &Rank<'_>) -> Vec<Block> {
     let (plain, stream) = allocator(rank, DriverSource::new(&rank.context));
     // The second block does not begin where its segment does.
     let mut blocks: Vec<Block> = [5000, 9000].map(|bytes| plain.allocate(bytes, stream).unwrap()).into();

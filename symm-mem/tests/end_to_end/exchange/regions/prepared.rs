@@ -1,12 +1,14 @@
 //! Prepared ranges: lists that are validated once, for many transfers.
 
 use symm_mem::exchange::{
-    DescriptorError, Direction, Fault, PreparedRanges, RegionRange, Regions, Side, TransferError,
+    DescriptorError, Direction, Fault, Memory, PreparedRanges, RegionRange, Regions, Side, TransferError,
 };
 
 use super::{
     super::{LONG, Rank, on_ranks, options, pattern},
-    BYTES, is_free, memory, share,
+    BYTES,
+    blocks::blocks,
+    is_free, memory, share,
 };
 
 fn range(region: usize, offset: usize, bytes: usize) -> RegionRange {
@@ -69,6 +71,32 @@ fn prepared_ranges_serve_many_transfers() {
         // No put wrote range 8 of the peer.
         let found = pattern(peer, rank.rank + 1, BYTES[rank.rank + 1]);
         assert_eq!(rank.read(&memory[0])[16 * 192..16 * 193], found[16 * 191..16 * 192]);
+        (rank.meet)();
+    });
+}
+
+/// Ranges on both sides cross pages, at other offsets.
+#[test]
+fn prepared_ranges_may_cross_pages() {
+    on_ranks(2, options(), |rank| {
+        let pages = Memory::block(&rank.context, blocks(rank).pop().unwrap()).unwrap();
+        rank.write(&pages, &pattern(rank.rank, 0, pages.bytes()));
+        let regions = rank.exchange.share_regions("pages", &[("pages", pages.clone())]).unwrap();
+        (rank.meet)();
+        let bytes = 5 << 19;
+        let ranges = [range(0, 1, bytes), range(0, 5000, bytes), range(0, bytes + 1, 2 << 20)];
+        let lists = [0, 1].map(|of| regions.prepare(of, &ranges).unwrap());
+        if rank.rank == 0 {
+            let (own, theirs) = (lists[0].select(&[2, 0]), lists[1].select(&[2, 1]));
+            // SAFETY: nobody else uses this rank's region, and nobody writes the peer's.
+            let got = unsafe { regions.transfer_prepared(Direction::Get, own, theirs, &rank.stream, LONG) };
+            rank.stream.synchronize().unwrap();
+            assert!(got.unwrap().is_done().unwrap());
+            let (found, sent) = (rank.read(&pages), pattern(1, 0, pages.bytes()));
+            assert!(found[1..=bytes] == sent[5000..5000 + bytes]);
+            let second = bytes + 1..bytes + 1 + (2 << 20);
+            assert!(found[second.clone()] == sent[second]);
+        }
         (rank.meet)();
     });
 }
