@@ -181,9 +181,9 @@ impl Regions {
     /// # use cuda_driver::Stream;
     /// # use std::time::Duration;
     /// # use symm_mem::exchange::{Direction, RegionRange, Regions, TransferError};
-    /// /// Puts pages of a cache of 64 KiB pages into pages of rank 1, and notifies rank 1.
+    /// // Puts pages of a cache of 64 KiB pages into pages of rank 1, and notifies rank 1.
     /// # fn send(regions: &Regions, own_rank: usize, stream: &Stream) -> Result<(), TransferError> {
-    /// let page = |at| RegionRange { region: 0, offset: at << 16, bytes: 1 << 16 };
+    /// let page = |at: usize| RegionRange { region: 0, offset: at << 16, bytes: 1 << 16 };
     /// let pages: Vec<RegionRange> = (0..1000).map(page).collect();
     /// let (own, theirs) = (regions.prepare(own_rank, &pages)?, regions.prepare(1, &pages)?);
     /// for (from, to) in [([3, 999], [0, 7]), ([4, 5], [1, 2])] {
