@@ -17,6 +17,10 @@ use super::{
 /// capture for uses that this library does not see: blocks that only the program's own kernels use, and captures begun
 /// by another library. A declaration also keeps the pool from growing.
 ///
+/// A declaration pins no blocks of a caching allocator that gets its segments from this pool
+/// ([`PoolSource`](crate::PoolSource)). For uses of them that this library does not see, call
+/// [`Allocator::used_by_graph`](caching_alloc::core::Allocator::used_by_graph).
+///
 /// The capture pins all blocks that are [looked up](crate::SymmetricPool::lookup) or allocated while it is in progress,
 /// and their segments. They stay pinned even if their owners drop the blocks before the capture ends. Dropping this
 /// value without [`finish`](Self::finish) removes the pin.

@@ -141,6 +141,12 @@ impl SymmetricPool {
 /// symmetric pool's log then contains an allocation and a free, so it differs from the logs of ranks on which the
 /// request succeeded.
 ///
+/// If the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph also keeps the blocks of
+/// the routed pool that captured work of this library uses: their memory goes to no other block until the graph and its
+/// executables are dropped. For other captured work, call
+/// [`Allocator::used_by_graph`](caching_alloc::core::Allocator::used_by_graph). All ranks must drop their graphs at the
+/// same points of the program, because later requests may reuse the memory.
+///
 /// ```no_run
 /// # use std::sync::Arc;
 /// # use caching_alloc::core::{Allocator, PoolSettings, StreamId};
