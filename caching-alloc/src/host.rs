@@ -206,7 +206,7 @@ impl HostState {
     fn take(&mut self, bytes: u64) -> Result<(), SourceError> {
         let live = self.live_bytes.saturating_add(bytes);
         if live > self.capacity {
-            return Err(SourceError::OutOfMemory { wanted: bytes });
+            return Err(SourceError::out_of_memory(bytes));
         }
         self.live_bytes = live;
         self.peak_bytes = self.peak_bytes.max(live);

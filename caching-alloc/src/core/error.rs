@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::segment::{PoolId, Segment};
 use super::size::SizeError;
-use super::source::{MemoryInfo, SourceError, SourceLimit};
+use super::source::{Cause, MemoryInfo, SourceError, SourceLimit};
 use super::stream::StreamId;
 
 /// The reason why a block could not be allocated, the use of a block could not be recorded, or an allocator or a pool
@@ -16,7 +16,7 @@ pub enum AllocError {
     #[error(transparent)]
     Size(#[from] SizeError),
     /// No memory is left, even after all cached memory that may be released was released.
-    #[error("{0}")]
+    #[error(transparent)]
     OutOfMemory(Box<OutOfMemory>),
     /// The pool is frozen for capture, and the free memory of the stream has no room for the block. A frozen pool gets
     /// no new segments, and its streams do not take memory from each other.
@@ -170,6 +170,9 @@ pub struct OutOfMemory {
     /// The limit of the pool's source, if the smallest segment would exceed it. If the limit is that of a
     /// [`LimitingSource`](crate::sources::LimitingSource), the values in `info` do not exceed it either.
     pub source_limit: Option<SourceLimit>,
+    /// The cause of the source's last failure for lack of memory, if the source returned one
+    /// ([`SourceError::OutOfMemory`]).
+    pub source: Option<Cause>,
 }
 
 impl std::fmt::Display for OutOfMemory {
@@ -215,7 +218,11 @@ impl std::fmt::Display for OutOfMemory {
     }
 }
 
-impl std::error::Error for OutOfMemory {}
+impl std::error::Error for OutOfMemory {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
 
 /// The error that a tracker returns.
 pub type TrackerError = Box<dyn std::error::Error + Send + Sync>;

@@ -74,6 +74,9 @@ impl SourceLimit {
     }
 }
 
+/// The cause of a source's error.
+pub(super) type Cause = Box<dyn Error + Send + Sync>;
+
 /// The error of a call to a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -83,6 +86,9 @@ pub enum SourceError {
     OutOfMemory {
         /// Bytes asked for.
         wanted: u64,
+        /// The cause, if the source knows more than the size, for example its own figures.
+        #[source]
+        source: Option<Cause>,
     },
     /// Any other failure; a retry would not help.
     #[error("{call} failed")]
@@ -91,7 +97,7 @@ pub enum SourceError {
         call: &'static str,
         /// The cause.
         #[source]
-        source: Box<dyn Error + Send + Sync>,
+        source: Cause,
     },
     /// The source cannot make a handle of this kind for the memory.
     #[error(
@@ -115,6 +121,14 @@ pub enum SourceError {
         /// Description of the fault.
         what: &'static str,
     },
+}
+
+impl SourceError {
+    /// Returns the error for a request of `wanted` bytes, more than are left.
+    #[must_use]
+    pub fn out_of_memory(wanted: u64) -> Self {
+        Self::OutOfMemory { wanted, source: None }
+    }
 }
 
 /// Returns the granularity of a source's segments, in bytes. The result is a power of two and at least 512, even if the

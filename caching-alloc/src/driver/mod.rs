@@ -91,7 +91,7 @@ fn not_of_this_source(memory: &SegmentMemory) -> SourceError {
 /// Converts an error of the driver to one of a source. `wanted` is the number of bytes requested.
 fn source_error(call: &'static str, wanted: u64, error: Error) -> SourceError {
     if error.is_out_of_memory() {
-        SourceError::OutOfMemory { wanted }
+        SourceError::out_of_memory(wanted)
     } else {
         SourceError::Failed { call, source: Box::new(error) }
     }
@@ -103,7 +103,7 @@ fn failed(call: &'static str) -> impl FnOnce(Error) -> SourceError {
 
 /// Converts a size in bytes to `usize`. A size that does not fit is an out-of-memory error.
 fn host_size(bytes: u64) -> Result<usize, SourceError> {
-    usize::try_from(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })
+    usize::try_from(bytes).map_err(|_| SourceError::out_of_memory(bytes))
 }
 
 fn memory_info(context: &Context) -> Result<MemoryInfo, SourceError> {

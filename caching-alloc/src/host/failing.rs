@@ -95,7 +95,7 @@ impl Failing {
 
     pub(super) fn source_error(self, call: &'static str, wanted: u64) -> SourceError {
         match self.scarce {
-            true => SourceError::OutOfMemory { wanted },
+            true => SourceError::out_of_memory(wanted),
             false => SourceError::Failed { call, source: "injected failure".into() },
         }
     }

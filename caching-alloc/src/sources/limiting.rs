@@ -104,7 +104,7 @@ impl<S: SegmentSource> LimitingSource<S> {
         let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
         match self.allocated.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
             Ok(_) => Ok(Counted { allocated: &self.allocated, bytes }),
-            Err(_) => Err(SourceError::OutOfMemory { wanted: bytes }),
+            Err(_) => Err(SourceError::out_of_memory(bytes)),
         }
     }
 

@@ -97,7 +97,7 @@ fn too_much_is_out_of_memory_with_what_was_wanted() {
         for source in sources(&contexts[0]) {
             let half = source.allocate(CAPACITY / 2).unwrap();
             match source.allocate(CAPACITY) {
-                Err(SourceError::OutOfMemory { wanted: CAPACITY }) => {}
+                Err(SourceError::OutOfMemory { wanted: CAPACITY, .. }) => {}
                 other => panic!("{other:?}"),
             }
             source.release(&half).unwrap();

@@ -61,7 +61,7 @@ fn check_request<T>(
     let asked = source.calls();
     let asked = asked.allocate + asked.create - made;
     if before + bytes > LIMIT {
-        assert!(matches!(result, Err(SourceError::OutOfMemory { wanted }) if *wanted == bytes));
+        assert!(matches!(result, Err(SourceError::OutOfMemory { wanted, .. }) if *wanted == bytes));
         assert_eq!(asked, 0, "the source is not asked for what is over the limit");
     } else {
         assert_eq!(asked, 1, "the source decides on what is within the limit");

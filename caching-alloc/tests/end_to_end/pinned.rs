@@ -319,7 +319,7 @@ impl SegmentSource for Again {
         0
     }
     fn allocate(&self, bytes: u64) -> Result<caching_alloc::core::SegmentMemory, SourceError> {
-        if bytes == self.0.bytes { Ok(self.0) } else { Err(SourceError::OutOfMemory { wanted: bytes }) }
+        if bytes == self.0.bytes { Ok(self.0) } else { Err(SourceError::out_of_memory(bytes)) }
     }
     fn release(&self, memory: &caching_alloc::core::SegmentMemory) -> Result<(), SourceError> {
         self.1.release(memory)

@@ -192,7 +192,7 @@ fn what_is_no_page_of_the_source_is_a_typed_error() {
             assert!(matches!(outcome, Err(SourceError::Failed { .. })), "{what}: {outcome:?}");
         }
         match pages.create(2 * CAPACITY) {
-            Err(SourceError::OutOfMemory { wanted }) => assert_eq!(wanted, 2 * CAPACITY),
+            Err(SourceError::OutOfMemory { wanted, .. }) => assert_eq!(wanted, 2 * CAPACITY),
             other => panic!("{other:?}"),
         }
         source.release(&page).unwrap();

@@ -1,6 +1,6 @@
 //! The state of a pool in one group on this rank, kept between commits.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bootstrap::agreement::{Decision, read_decision, refusal};
 use caching_alloc::core::symmetric::SymmetricArena;
@@ -17,6 +17,10 @@ use crate::{
     error_kind::ErrorKind,
     rendezvous::PeerGroup,
 };
+
+/// The cause of the refusal of a commit for which this rank has no time.
+const NO_TIME: &str = "no time is left for this commit: earlier commits of the call have used up the deadline; pass a \
+                       longer deadline";
 
 /// The state of one pool in one group on this rank. Includes the reasons for missing windows, registrations and
 /// mappings.
@@ -77,13 +81,19 @@ impl GroupState {
         (!outside.is_empty()).then(|| self.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))
     }
 
-    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. Returns `None`
-    /// if they do. If not, posts a refusal at once, because the other members wait for this rank, and returns the
-    /// error.
-    pub(super) fn decline_misfit(&mut self, domain: &Domain, communicator: &Communicator) -> Option<Error> {
+    /// Checks that this rank can take part in a commit: its members must be ranks of the domain and match the
+    /// communicator, and `deadline`, the time limit of the commit, must not be zero. Returns `None` if it can. If not,
+    /// posts a refusal at once, because the other members wait for this rank, and returns the error.
+    pub(super) fn decline_unfit(
+        &mut self,
+        domain: &Domain,
+        communicator: &Communicator,
+        deadline: Duration,
+    ) -> Option<Error> {
         let outside = self.outside(domain);
         let cause = match &outside {
             Some(error) => error.to_string(),
+            None if deadline.is_zero() => NO_TIME.to_owned(),
             None => misnamed(self.log.members(), self.log.rank(), communicator)?,
         };
         let (place, declined) = self.log.decline(cause);

@@ -27,9 +27,10 @@ impl World {
                 self.at(later, Event::Resume(rank));
                 return Ok(());
             }
-            Action::Commit { group, second, last } => return self.commit(rank, group, second, last),
+            Action::Commit { group, verify: false, .. } if self.skips(rank, group) => {}
+            Action::Commit { group, second, last, .. } => return self.commit(rank, group, second, last),
             Action::Skip { group } => self.skip(rank, group),
-            Action::CommitAll { groups, last } => {
+            Action::CommitAll { groups, last, verify } => {
                 let state = self.rank(rank);
                 let pool = state.pool.id();
                 let named: Vec<(u32, GroupId, PoolId)> = groups
@@ -39,7 +40,7 @@ impl World {
                 // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
                 for at in several::in_order(&named).into_iter().rev() {
                     let group = named[at].1.uid;
-                    state.program.push_front(Action::Commit { group, second: false, last });
+                    state.program.push_front(Action::Commit { group, second: false, last, verify });
                 }
             }
             Action::AllocateAgreed { bytes } => {

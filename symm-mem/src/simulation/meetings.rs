@@ -145,6 +145,18 @@ impl World {
         self.begin(rank, work, Meeting { kind, epoch: id.epoch, round }, deadline)
     }
 
+    /// Skips a commit of the rank's first pool for a group if nothing is new, as a commit without
+    /// [`CommitOptions::verify`] does. Returns true if the rank skips it.
+    pub(super) fn skips(&mut self, rank: u32, group: u64) -> bool {
+        let state = self.rank(rank);
+        let Some(membership) = state.groups.get_mut(&group) else { return false };
+        let memberships = state.pool.memberships();
+        let group_state = memberships.group_state(membership.id, membership.members.clone());
+        let skips = memberships.skip(&mut lock(&group_state), CommitOptions::default()).is_some();
+        membership.commits += u64::from(skips);
+        skips
+    }
+
     /// Skips a commit of a group: counts the commit but begins no meeting. So the rank's later commits have the same
     /// numbers as on the members that do not skip it.
     pub(super) fn skip(&mut self, rank: u32, group: u64) {

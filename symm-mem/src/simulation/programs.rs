@@ -193,13 +193,17 @@ impl<'a> Writer<'a> {
         let absent = bad && self.trouble == Trouble::Absent;
         let skips = bad && self.trouble == Trouble::Skips;
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
+        // If the trouble can make the members' pools or commits differ, some members could skip a commit that the others
+        // do not skip. Then every member takes part in all of them.
+        let differs = self.trouble.delays() || self.trouble.parts_pools();
+        let verify = self.aside.one_in(2) || differs;
         for rank in 0..self.programs.len() {
             let mut groups = self.groups_of(rank as u32);
             if together {
                 for at in (1..groups.len()).rev() {
                     groups.swap(at, self.random.below(at as u64 + 1) as usize);
                 }
-                self.programs[rank].push(Action::CommitAll { groups, last: false });
+                self.programs[rank].push(Action::CommitAll { groups, last: false, verify });
                 continue;
             }
             if rank as u32 == self.culprit && swapped {
@@ -209,7 +213,7 @@ impl<'a> Writer<'a> {
                 groups.pop();
             }
             let skipped = if rank as u32 == self.culprit && skips { groups.pop() } else { None };
-            let commit = |group| Action::Commit { group, second: false, last: false };
+            let commit = |group| Action::Commit { group, second: false, last: false, verify };
             self.programs[rank].extend(groups.into_iter().map(commit));
             self.programs[rank].extend(skipped.map(|group| Action::Skip { group }));
         }
@@ -226,7 +230,7 @@ impl<'a> Writer<'a> {
         let group = *self.aside.pick(&groups);
         for rank in self.groups[&group].clone() {
             let order = if rank == self.culprit && crosses { [true, false] } else { [false, true] };
-            let commits = order.map(|second| Action::Commit { group, second, last: false });
+            let commits = order.map(|second| Action::Commit { group, second, last: false, verify: true });
             self.programs[rank as usize].extend(commits);
         }
     }
@@ -318,7 +322,7 @@ impl<'a> Writer<'a> {
         for rank in 0..self.programs.len() {
             let mut groups = self.groups_of(rank as u32);
             groups.retain(|group| !dies || !self.groups[group].contains(&self.culprit));
-            self.programs[rank].push(Action::CommitAll { groups, last: true });
+            self.programs[rank].push(Action::CommitAll { groups, last: true, verify: true });
         }
         self.uses();
         self.all(&Action::CloseExchanges);

@@ -45,15 +45,17 @@ pub(super) enum Action {
         bytes: u64,
     },
     /// Commits the first pool for the group, or the second pool if `second` is true. `last` is true for the commits at
-    /// the end of the program, which have the policy `Prefix` and the deadline [`LAST_DEADLINE`].
+    /// the end of the program, which have the policy `Prefix` and the deadline [`LAST_DEADLINE`]. If `verify` is false,
+    /// the rank skips the commit if nothing is new, see [`CommitOptions::verify`](crate::CommitOptions::verify).
     Commit {
         group: u64,
         second: bool,
         last: bool,
+        verify: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
-    /// same numbers as on the other members. In production, `PoolScope::finish` skips a commit in this way if the pool
-    /// has no new segments for the group.
+    /// same numbers as on the other members. In production, a rank whose requests differ from those of the other members
+    /// can skip a commit in this way.
     Skip {
         group: u64,
     },
@@ -61,6 +63,7 @@ pub(super) enum Action {
     CommitAll {
         groups: Vec<u64>,
         last: bool,
+        verify: bool,
     },
     /// Begins a graph capture. If `declared` is true, the rank announces the capture to the pool by `begin_capture`.
     BeginCapture {

@@ -299,11 +299,38 @@ impl SymmetricPool {
     /// The commits of all pools for one group must run one after the other, because NCCL pairs windows by their order.
     /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
     ///
+    /// # Commits of nothing new
+    /// All members take part in the first commit of a group, also those without new segments. If they have different
+    /// numbers of segments, under the default policy all get
+    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The text of the refusal advises how to
+    /// make the pools equal again, or states that this is impossible.
+    ///
+    /// After the first commit of a group that is not poisoned, a rank takes part in a commit in these cases. Otherwise
+    /// it skips the commit: it neither uses the store nor waits.
+    /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
+    ///   have the same new segments, or none has any.
+    /// - One of its requests has failed, was not repeated with success, and no later commit has found the requests of
+    ///   all members equal. So if only one rank lacks the memory for a new segment, all members take part, and the
+    ///   commit reports the lack of memory to all of them.
+    /// - [`CommitOptions::verify`] is true.
+    ///
+    /// A member whose requests differ may skip a commit that the others do not skip. The outcome:
+    /// - If the member begins its next commit while the others still wait in the earlier one, both commits fail with a
+    ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) that lists the circle of ranks that wait for each other.
+    ///   The commit after them reports the first difference of the requests.
+    /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
+    ///   member. Look at the first error of that member. Each member counts its commits for the group, including the
+    ///   skipped one. So all take part in the next commit, which reports the first difference of the requests.
+    ///
+    /// Even before that report, the members detect collectives on different windows or offsets: they compare a hash of
+    /// each collective, which contains the positions of its buffers in windows.
+    ///
     /// # Errors
     /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
     /// exceptions that [`Error`] lists. They get it before their deadlines, unless one of the minimum time limits that
     /// [`CommitOptions::deadline`] describes ends later. A member can get errors of other kinds alone, for example if
-    /// it loses the store ([`ErrorKind::Store`]).
+    /// it loses the store ([`ErrorKind::Store`]). If this rank skips the commit of a group that has ended or was
+    /// aborted, it gets [`ErrorKind::GroupOver`] at once.
     pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.memberships.commit(group, options, Group::is_open())
     }

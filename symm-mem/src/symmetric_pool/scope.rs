@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex},
+    thread,
 };
 
 use caching_alloc::core::{
@@ -19,11 +20,22 @@ use crate::{
     pool::SymmetricBlock,
 };
 
-/// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish), which commits the new segments.
+/// A region of a program, from [`SymmetricPool::scope`] to its end, which commits the pool's new segments for the
+/// scope's groups.
 ///
-/// If the scope is dropped without `finish`, nothing is committed. The new segments stay without windows, and the next
-/// commit or the next finished scope registers them. The drop neither blocks nor fails.
-#[must_use = "only `finish` commits the new segments"]
+/// [`finish`](Self::finish) ends the scope and returns the results of the commits. Dropping the scope runs the same
+/// commits and discards their results, so the drop is collective too, and can block for as long as the commits can
+/// ([`CommitOptions::deadline`]). If the commits fail, the new segments stay without windows, and the next commit reports
+/// the difference between the members, or the poison of the group.
+///
+/// The drop commits because the other members wait in their own commits for this rank. If an allocation in the scope
+/// fails for lack of memory and the rank leaves the scope by `?`, the drop tells the other members of the failed request
+/// at once. Without it, they would wait until the deadline.
+///
+/// If the scope is dropped because the thread panics, nothing is committed, and the drop does not block. The other
+/// members get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), unless this rank's later commits, or the end of its
+/// process, reach them first.
+#[must_use = "the scope ends, and commits, when it is dropped"]
 pub struct PoolScope<'a> {
     pool: &'a SymmetricPool,
     groups: Vec<&'a dyn SymmetricGroup>,
@@ -47,47 +59,30 @@ impl<'a> PoolScope<'a> {
     }
 
     /// Ends the scope, and commits the pool's new segments for the scope's groups, as [`commit_all`] does. Collective
-    /// over each group: all members call it at the same point of the program. Returns one result for each group, in the
-    /// order of the groups in [`SymmetricPool::scope`].
-    ///
-    /// All members take part in the first commit of a group, also those without new segments. If they have different
-    /// numbers of segments, under the default policy all get
-    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The text of the refusal advises how to
-    /// make the pools equal again, or states that this is impossible.
-    /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not called `finish` or `commit` by
-    /// the deadline: look at the first error of that member.
-    ///
-    /// After the first commit of a group that is not poisoned, a rank takes part in a commit in these cases. Otherwise
-    /// it skips the commit: it neither uses the store nor waits.
-    /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
-    ///   have the same new segments, or none has any.
-    /// - One of its requests has failed, was not repeated with success, and no later commit has found the requests of
-    ///   all members equal. So if only one rank lacks the memory for a new segment, all members take part, and the
-    ///   commit reports the lack of memory to all of them.
-    ///
-    /// A member whose requests differ may skip a commit that the others do not skip. The outcome:
-    /// - If the member begins its next commit while the others still wait in the earlier one, both commits fail with a
-    ///   `SyncTimeout` that lists the circle of ranks that wait for each other. The commit after them reports the first
-    ///   difference of the requests.
-    /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
-    ///   member. Each member counts its commits for the group, including the skipped one. So all take part in the next
-    ///   commit, which reports the first difference of the requests.
-    ///
-    /// Even before that report, the members detect collectives on different windows or offsets: they compare a hash of
-    /// each collective, which contains the positions of its buffers in windows.
+    /// over each group: all members end the scope at the same point of the program. Returns one result for each group,
+    /// in the order of the groups in [`SymmetricPool::scope`].
     ///
     /// # Errors
-    /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or
-    /// was aborted, it gets [`ErrorKind::GroupOver`](crate::ErrorKind::GroupOver) at once.
+    /// Those of [`SymmetricPool::commit`], for each group.
     #[must_use = "each result may be an error"]
-    pub fn finish(self) -> Vec<Result<CommitReport, Error>> {
-        let Self { pool, groups, options, route } = self;
-        drop(route);
-        let known: Vec<_> = groups.iter().map(|group| pool.memberships().skip_unchanged(*group)).collect();
-        let new = groups.iter().zip(&known).filter(|(_, known)| known.is_none());
-        let commits: Vec<_> = new.map(|(group, _)| (pool, *group)).collect();
-        let mut committed = commit_all(&commits, options).into_iter();
-        known.into_iter().filter_map(|known| known.or_else(|| committed.next())).collect()
+    pub fn finish(mut self) -> Vec<Result<CommitReport, Error>> {
+        self.commit()
+    }
+
+    /// Ends the route, and commits for the groups of the scope. Later calls commit for no group.
+    fn commit(&mut self) -> Vec<Result<CommitReport, Error>> {
+        drop(self.route.take());
+        let groups = mem::take(&mut self.groups);
+        let commits: Vec<_> = groups.into_iter().map(|group| (self.pool, group)).collect();
+        commit_all(&commits, self.options)
+    }
+}
+
+impl Drop for PoolScope<'_> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            drop(self.commit());
+        }
     }
 }
 
@@ -99,8 +94,8 @@ impl fmt::Debug for PoolScope<'_> {
 }
 
 impl SymmetricPool {
-    /// Begins a region of the program. [`PoolScope::finish`] ends the region, and commits the pool's new segments for
-    /// `groups`.
+    /// Begins a region of the program. [`PoolScope::finish`], or dropping the scope, ends the region and commits the
+    /// pool's new segments for `groups`.
     ///
     /// ```no_run
     /// # use process_group::ProcessGroup;
@@ -189,7 +184,9 @@ impl SegmentSource for PoolSource {
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
         let block =
             self.pool.allocate_tagged(bytes, "segment of an allocator").map_err(|error| match error {
-                SymmetricError::OutOfMemory { .. } => SourceError::OutOfMemory { wanted: bytes },
+                SymmetricError::OutOfMemory { .. } => {
+                    SourceError::OutOfMemory { wanted: bytes, source: Some(Box::new(error)) }
+                }
                 error => SourceError::Failed { call: "SymmetricPool::allocate", source: Box::new(error) },
             })?;
         // The allocator may use the memory on any stream, so all work that uses dropped slices must have ended.

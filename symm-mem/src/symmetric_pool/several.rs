@@ -28,7 +28,9 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 /// not prevent the other commits. Returns one result for each commit, in the order of `commits`.
 ///
 /// The deadline applies to the whole call: each commit gets the time that remains after the earlier commits of its
-/// rank.
+/// rank. If no time remains for a commit that the rank does not skip, the commit is refused at once on all members, with
+/// [`Refusal::PeerPrepareFailed`](crate::Refusal::PeerPrepareFailed). Its group is not poisoned, so a later commit can
+/// succeed.
 ///
 /// # Errors
 /// Those of [`SymmetricPool::commit`], for each commit.

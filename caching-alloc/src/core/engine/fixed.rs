@@ -10,7 +10,7 @@ use crate::core::error::AllocError;
 use crate::core::registry::StructureLock;
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::size::{bytes_of, units_for};
-use crate::core::source::{self, SourceError};
+use crate::core::source::{self, Cause, SourceError};
 use crate::sync::atomic::Ordering;
 
 impl Miss<'_> {
@@ -73,15 +73,20 @@ impl Miss<'_> {
     }
 
     /// Allocates a segment of `bytes` from the source, notifies all trackers, and then allocates the block there.
-    /// Returns `None` if the segment would exceed the allocator's limit, or if the source is out of memory.
+    /// Returns `None` if the segment would exceed the allocator's limit, or if the source is out of memory. In that case,
+    /// sets `cause` to the cause of the source's error.
     pub(super) fn add_segment(
         self,
         structure: &mut StructureLock<'_>,
         bytes: u64,
+        cause: &mut Option<Cause>,
     ) -> Result<Option<Block>, AllocError> {
         match self.allocate_segment(structure, bytes) {
             Ok(segment) => Ok(Some(self.publish_segment(structure, segment))),
-            Err(SourceError::OutOfMemory { .. }) => Ok(None),
+            Err(SourceError::OutOfMemory { source, .. }) => {
+                *cause = source;
+                Ok(None)
+            }
             Err(source) => Err(AllocError::Source { bytes, source }),
         }
     }
@@ -92,7 +97,7 @@ impl Miss<'_> {
         if reserved.saturating_add(bytes) > registry.limit.load(Ordering::Relaxed)
             || units_for(bytes).is_err()
         {
-            return Err(SourceError::OutOfMemory { wanted: bytes });
+            return Err(SourceError::out_of_memory(bytes));
         }
         let source = &self.info().source;
         registry.totals().source_allocations += 1;

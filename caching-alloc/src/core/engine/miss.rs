@@ -17,7 +17,7 @@ use crate::core::registry::{Registry, StructureLock};
 use crate::core::request::Request;
 use crate::core::settings::{PoolKind, Reuse};
 use crate::core::size::{SizeClass, Units, bytes_of};
-use crate::core::source;
+use crate::core::source::{self, Cause};
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 use crate::core::tracker;
@@ -121,15 +121,16 @@ impl Miss<'_> {
         self.registry().reap(structure);
         let mut attempts = Attempts::new(self.conditions(sizes));
         let mut outcome = Outcome::Nothing;
+        let mut cause = None;
         // `structure.released` counts the bytes that all threads have released. This variable has its value after the
         // latest attempt to allocate a segment or, before the first attempt, at the start of the loop.
         let mut released = structure.released;
         loop {
             let effect = attempts.step(outcome);
             if effect == Effect::GiveUp {
-                return Err(self.out_of_memory(least));
+                return Err(self.out_of_memory(least, cause));
             }
-            match self.perform(structure, effect)? {
+            match self.perform(structure, effect, &mut cause)? {
                 Ok(block) => return Ok(Some(block)),
                 Err(Outcome::Freed(_)) => outcome = Outcome::Freed(structure.released - released),
                 Err(none) => outcome = none,
@@ -141,18 +142,24 @@ impl Miss<'_> {
         }
     }
 
-    fn perform(self, structure: &mut StructureLock<'_>, effect: Effect) -> Performed {
+    /// Carries out one effect. If the source is out of memory, sets `cause` to the cause of its error.
+    fn perform(
+        self,
+        structure: &mut StructureLock<'_>,
+        effect: Effect,
+        cause: &mut Option<Cause>,
+    ) -> Performed {
         let (engine, registry) = (self.engine, self.registry());
         let found = match effect {
             Effect::Adopt { wait } => self.adopt(structure, wait),
             Effect::OrderPending => self.order_pending(),
-            Effect::Allocate { bytes } => self.add_segment(structure, bytes)?,
+            Effect::Allocate { bytes } => self.add_segment(structure, bytes, cause)?,
             Effect::Borrow { wait } => self.borrow(wait, self.others()),
             Effect::BorrowFromPools => self.borrow_from_pools(),
             Effect::Merge => self.merge_all(),
             Effect::TakeFragments => self.take_fragments(true),
             Effect::OtherTier => self.other_tier(),
-            Effect::MapPages { extent } => self.map_pages(structure, extent)?,
+            Effect::MapPages { extent } => self.map_pages(structure, extent, cause)?,
             Effect::SynchronizePending => {
                 engine.caches().iter().for_each(|cache| _ = cache.synchronize_pending());
                 self.hit()
@@ -292,7 +299,7 @@ impl Miss<'_> {
     }
 
     /// Returns the error for a request that found no memory, with the current memory use.
-    fn out_of_memory(self, least: u64) -> AllocError {
+    fn out_of_memory(self, least: u64, source: Option<Cause>) -> AllocError {
         let registry = self.registry();
         let info = self.info().source.memory_info().ok();
         let (all, pool) = (self.engine.stats(), self.pool.stats());
@@ -312,6 +319,7 @@ impl Miss<'_> {
             pool_allocated: pool.all.allocated.current,
             limit: registry.limit(),
             source_limit: self.info().source.source_limit().filter(|limit| limit.left() < least),
+            source,
         }))
     }
 }

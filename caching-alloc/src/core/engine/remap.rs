@@ -13,7 +13,7 @@ use crate::core::remap::{Arena, ArenaList, Budget, Plan};
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::settings::Reuse;
 use crate::core::size::{SizeClass, bytes_of};
-use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
+use crate::core::source::{self, Cause, PageSource, SegmentMemory, SourceError};
 
 /// Divisor for the slack, the memory that a pool may reserve beyond its peak use before idle pages are moved. The slack
 /// is the peak divided by this (1.6 %), but at least the smallest page, or [`COSTLY_SLACK`] if moves are costly.
@@ -107,11 +107,12 @@ impl Miss<'_> {
     }
 
     /// Maps idle or new pages at addresses where the block fits, and allocates the block there. `extent` limits the new
-    /// pages. Returns `None` if there is not enough memory.
+    /// pages. Returns `None` if there is not enough memory. In that case, sets `cause` to the cause of the source's error.
     pub(super) fn map_pages(
         self,
         structure: &mut StructureLock<'_>,
         extent: Extent,
+        cause: &mut Option<Cause>,
     ) -> Result<Option<Block>, AllocError> {
         let request = self.request;
         let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
@@ -175,7 +176,10 @@ impl Miss<'_> {
                         SourceError::OutOfMemory { .. } if budget.anywhere && wanted > 0 => {
                             available = wanted - 1
                         }
-                        SourceError::OutOfMemory { .. } => return Ok(None),
+                        SourceError::OutOfMemory { source, .. } => {
+                            *cause = source;
+                            return Ok(None);
+                        }
                         source => return Err(failed(source)),
                     }
                 }

@@ -46,7 +46,7 @@ impl SegmentSource for HeapSource {
         let mut segments = self.segments.lock().unwrap();
         let live: u64 = segments.values().map(|segment| segment.bytes).sum();
         if live + bytes > self.capacity {
-            return Err(SourceError::OutOfMemory { wanted: bytes });
+            return Err(SourceError::out_of_memory(bytes));
         }
         // Aligned by hand: with a larger alignment in the layout, `alloc_zeroed` would write zeros to every page,
         // instead of requesting zeroed pages from the kernel.

@@ -67,8 +67,8 @@ pub(crate) struct Done {
 }
 
 impl Memberships {
-    /// Registers the pool's new segments as windows of `group`, on all members or on none. `inside` is true if the
-    /// thread that requested the commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method
+    /// Registers the pool's new segments as windows of `group`, on all members or on none. Skips the commit if this
+    /// rank need not take part, see [`skip`](Self::skip). `inside` is true if the thread that requested the commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method
     /// on another thread, which cannot detect the open group.
     pub(crate) fn commit(
         &self,
@@ -80,8 +80,12 @@ impl Memberships {
         let (id, ranks) = (group.id(), group.ranks());
         let group_state = self.group_state(id, ranks.clone());
         let mut group_state = lock(&group_state);
+        if let Some(report) = self.skip(&mut group_state, options) {
+            return is_open(group).map(|()| report).map_err(|cause| group_state.call().error(cause));
+        }
         group_state.set_members(ranks, group.name());
-        if let Some(error) = group_state.decline_misfit(self.domain(), group.communicator()) {
+        if let Some(error) = group_state.decline_unfit(self.domain(), group.communicator(), options.deadline)
+        {
             return Err(error);
         }
         let turn = RegistrationGuard::take(group.communicator());
@@ -158,28 +162,18 @@ impl Memberships {
         }
     }
 
-    /// Skips the commit for `group` if this rank need not commit. If it skips the commit, returns the report of a
-    /// commit without new segments, or an error if the group has ended.
-    ///
-    /// Returns `None` if a commit is needed: if the pool is not [unchanged](GroupState::is_unchanged), or if no commit
-    /// for the group has succeeded since the pool was made or last forgot the group.
-    pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
-        let id = group.id();
-        let group_state = self.known_state(id)?;
-        let mut group_state = lock(&group_state);
-        let arena = self.memory().arena();
-        if !group_state.is_unchanged(&arena) {
+    /// Skips a commit if this rank need not take part: if the options do not demand it, the pool is
+    /// [unchanged](GroupState::is_unchanged), and a commit for the group has succeeded since the pool was made or last
+    /// forgot the group. Counts the skipped commit, and returns the report of a commit without new segments. Returns
+    /// `None` if this rank must take part.
+    pub(crate) fn skip(&self, group_state: &mut GroupState, options: CommitOptions) -> Option<CommitReport> {
+        if options.verify || !group_state.is_unchanged(&self.memory().arena()) {
             return None;
         }
-        drop(arena);
-        let report = CommitReport::of(id, self.table().standings(id)?);
+        let group = group_state.log.group();
+        let report = CommitReport::of(group, self.table().standings(group)?);
         group_state.log.skip();
-        let closed = || match group.communicator().check() {
-            Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
-            _ => Ok(()),
-        };
-        let over = |cause| group_state.call().error(ErrorKind::GroupOver { cause });
-        Some(group.standing().and_then(|()| closed()).map(|()| report).map_err(over))
+        Some(report)
     }
 
     /// Offers the new segments `new` to the members of `group`. Returns the offered memory, which the members can open
@@ -327,5 +321,14 @@ impl Memberships {
         };
         let mapped = (first..).zip(offered.iter().zip(segments)).map(keep).collect();
         (group, mapped)
+    }
+}
+
+/// Returns the error of a skipped commit, if the group has ended or was aborted.
+fn is_open(group: &dyn SymmetricGroup) -> Result<(), ErrorKind> {
+    group.standing().map_err(|cause| ErrorKind::GroupOver { cause })?;
+    match group.communicator().check() {
+        Err(closed @ CommError::Closed { .. }) => Err(ErrorKind::GroupOver { cause: closed.into() }),
+        _ => Ok(()),
     }
 }

@@ -40,13 +40,16 @@ pub struct CommitOptions {
     /// a group allocates this pad. On two H200, the mappings make that commit 4 to 5 ms longer for one 2-MiB segment,
     /// and 0.3 ms longer for each further segment.
     pub map_peers: bool,
+    /// If true, this rank takes part in the commit even if nothing is new. The members then compare all of their
+    /// requests. If false, a rank without anything new [skips](crate::SymmetricPool::commit) the commit.
+    pub verify: bool,
 }
 
 impl Default for CommitOptions {
-    /// [`Policy::Strict`] and a deadline of 30 s. `joined`, `windows` and `map_peers` are true.
+    /// [`Policy::Strict`] and a deadline of 30 s. `joined`, `windows` and `map_peers` are true, `verify` is false.
     fn default() -> Self {
         let (policy, deadline) = (Policy::Strict, Duration::from_secs(30));
-        Self { policy, deadline, joined: true, windows: true, map_peers: true }
+        Self { policy, deadline, joined: true, windows: true, map_peers: true, verify: false }
     }
 }
 
@@ -83,6 +86,13 @@ impl CommitOptions {
     #[must_use]
     pub fn joined(mut self, joined: bool) -> Self {
         self.joined = joined;
+        self
+    }
+
+    /// Sets whether this rank takes part in a commit even if nothing is new.
+    #[must_use]
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
         self
     }
 }

@@ -25,7 +25,7 @@ pub struct CommitReport {
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if they have windows, or if this rank had nothing to commit and so [skipped](crate::PoolScope::finish)
+    /// `None` if they have windows, or if this rank had nothing to commit and so [skipped](crate::SymmetricPool::commit)
     /// the commit. Then each other member has skipped it too, or gets an error instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become

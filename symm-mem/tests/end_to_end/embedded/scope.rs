@@ -1,22 +1,24 @@
-//! Scopes: what is new in a region becomes windows at its end, and a region without anything new uses no store.
+//! Scopes: what is new in a region becomes windows at its end, and a commit without anything new uses no store.
 
 use std::{
+    panic::{self, AssertUnwindSafe},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use caching_alloc::{
-    core::{Allocator, PoolSettings, SegmentSource, Settings, SourceError},
+    core::{Allocator, PoolSettings, SegmentSource, Settings, SourceError, symmetric::SymmetricError},
     driver::{DriverEvents, DriverSource},
 };
 use cuda_driver::{DevicePtr, graph::CaptureMode, memory::DeviceMemory};
 use process_group::store::{HashStore, Result, Store};
 use symm_mem::{
     Domain, Error, ErrorKind, Geometry, PoolSource, Refusal, RegistrationState, SymmetricBlock,
-    SymmetricGroup, SymmetricPool,
+    SymmetricGroup, SymmetricPool, commit_all,
 };
 
 use super::{
@@ -88,16 +90,136 @@ fn a_scope_commits_what_is_new_and_asks_no_store_otherwise() {
         }
         assert_eq!(calls.load(Ordering::Relaxed), before, "nothing is new");
 
-        // A scope that is dropped commits nothing; the next one does.
-        let scope = pool.scope(&[&rank.tp, &rank.world]);
+        for group in [&rank.tp, &rank.world] {
+            assert_eq!(pool.commit(group, options()).expect("nothing is new").segments, 2);
+        }
+        drop(pool.scope(&[&rank.tp, &rank.world]));
+        assert_eq!(calls.load(Ordering::Relaxed), before, "nothing is new");
+        for group in [&rank.tp, &rank.world] {
+            pool.commit(group, options().verify(true)).expect("the members compare equal requests");
+        }
+        assert!(calls.load(Ordering::Relaxed) > before, "the members have voted");
+
+        // A scope that is dropped commits too.
+        let scope = pool.scope(&[&rank.tp, &rank.world]).options(options());
         let late = pool.allocate(2 * MIB).expect("there is room");
         drop(scope);
-        assert!(!is_window(pool, late.ptr(), &rank.tp));
-        assert_eq!(calls.load(Ordering::Relaxed), before);
-        let (_, new) = scoped(rank, pool, &[]);
-        assert!(new.iter().all(|new| matches!(new, Ok(1))), "{new:?}");
-        assert!(calls.load(Ordering::Relaxed) > before);
+        assert!(is_window(pool, late.ptr(), &rank.tp) && is_window(pool, late.ptr(), &rank.world));
         rank.sum(&late, &rank.tp);
+    });
+}
+
+/// On rank 1, takes the memory of the device except 1 MiB.
+fn take_memory(rank: &Rank) -> Option<DeviceMemory> {
+    (rank.rank == 1).then(|| {
+        let (free, _) = rank.context.memory_info().expect("the device is well");
+        DeviceMemory::new(&rank.context, free - MIB as usize).expect("there is as much")
+    })
+}
+
+#[test]
+fn a_rank_that_leaves_a_scope_for_lack_of_memory_tells_the_others_at_once() {
+    on_pools(|rank, pool, _| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let taken = take_memory(rank);
+        let region = || -> std::result::Result<_, SymmetricError> {
+            let scope = pool.scope(&[&rank.world]).options(options());
+            let block = pool.allocate(2 * MIB)?;
+            Ok((block, scope.finish().remove(0)))
+        };
+        let block = match region() {
+            Ok((block, result)) => {
+                assert_eq!(rank.rank, 0);
+                let refused = result.expect_err("rank 1 has no segment");
+                let text = refused.to_string();
+                assert!(matches!(refused.refusal(), Some(Refusal::SegmentCountMismatch { .. })), "{text}");
+                assert!(text.contains("was refused"), "{text}");
+                block
+            }
+            Err(error) => {
+                assert!(rank.rank == 1 && matches!(error, SymmetricError::OutOfMemory { .. }), "{error}");
+                drop(taken);
+                pool.allocate(2 * MIB).expect("there is room now")
+            }
+        };
+        let report = pool.commit(&rank.world, options()).expect("the ranks agree again");
+        assert_eq!(report.new_windows, 1);
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_panic_in_a_scope_commits_nothing() {
+    on_pools(|rank, pool, calls| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let before = calls.load(Ordering::Relaxed);
+        let mut block = None;
+        let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
+            let _scope = pool.scope(&[&rank.world]).options(options());
+            block = pool.allocate(2 * MIB).ok();
+            panic::resume_unwind(Box::new("the region fails"));
+        }));
+        assert!(panicked.is_err());
+        let block = block.expect("there is room");
+        assert_eq!(calls.load(Ordering::Relaxed), before);
+        assert!(!is_window(pool, block.ptr(), &rank.world));
+        assert_eq!(pool.commit(&rank.world, options()).expect("the ranks agree").new_windows, 1);
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_commit_for_which_no_time_is_left_is_refused_on_all_and_poisons_nothing() {
+    on_pools(|rank, pool, _| {
+        let block = pool.allocate(MIB).expect("there is room");
+        let commits: [(&SymmetricPool, &dyn SymmetricGroup); 2] = [(pool, &rank.tp), (pool, &rank.world)];
+        let hurried = if rank.rank == 0 { options().deadline(Duration::ZERO) } else { options() };
+        for result in commit_all(&commits, hurried) {
+            let error = result.expect_err("rank 0 has no time");
+            assert!(
+                matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, ordinal: None, .. })),
+                "{error}"
+            );
+        }
+        assert!(commits.iter().all(|(_, group)| pool.poison(group.id()).is_none()));
+        for result in commit_all(&commits, options()) {
+            assert_eq!(result.expect("there is time now").new_windows, 1);
+        }
+        // A commit of nothing new needs no time.
+        for result in commit_all(&commits, options().deadline(Duration::ZERO)) {
+            assert_eq!(result.expect("nothing is new").new_windows, 0);
+        }
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_routed_allocator_without_memory_has_the_figures_of_the_symmetric_pool() {
+    on_ranks(2, |rank| {
+        let pool = Arc::new(rank.pool());
+        let kept = pool.allocate(MIB).expect("there is room");
+        let events = Arc::new(DriverEvents::new(&rank.context));
+        let stream = events.register(&rank.stream);
+        let allocator =
+            Allocator::new(Arc::new(DriverSource::new(&rank.context)), events.clone(), Settings::default());
+        let source = Arc::new(PoolSource::new(pool.clone()));
+        let settings = PoolSettings { source: Some(source), ..PoolSettings::default() };
+        let routed = allocator.pool(settings).expect("the settings fit");
+        let taken = take_memory(&rank);
+        let _route = routed.use_on_this_thread();
+        let result = allocator.allocate(64 * MIB, stream);
+        if rank.rank == 1 {
+            let error = result.expect_err("there is no memory");
+            let cause = std::error::Error::source(&error).and_then(|it| it.downcast_ref::<SymmetricError>());
+            let Some(SymmetricError::OutOfMemory { reserved, in_use, info: Some(info), .. }) = cause else {
+                panic!("{error}: {cause:?}");
+            };
+            assert_eq!((*reserved, *in_use), (2 * MIB, MIB));
+            assert!(info.free <= MIB, "{info:?}");
+        }
+        drop((taken, _route, kept, routed, allocator, events));
+        drop(pool);
+        rank.leave();
     });
 }
 
@@ -118,7 +240,7 @@ fn members_with_different_numbers_of_segments_learn_it_at_the_first_scope() {
 fn a_member_without_anything_new_is_named_and_then_compared() {
     on_pools(|rank, pool, _| {
         let (_blocks, _) = scoped(rank, pool, &[MIB]);
-        let short = options().deadline(std::time::Duration::from_secs(2));
+        let short = options().deadline(Duration::from_secs(2));
         let scope = pool.scope(&[&rank.world]).options(short);
         let extra = (rank.rank == 0).then(|| pool.allocate(2 * MIB).expect("there is room"));
         let mut results = scope.finish();
@@ -162,10 +284,7 @@ fn a_member_that_made_a_request_late_is_met_by_the_others_at_once() {
 fn a_refusal_counts_as_new_although_other_requests_follow() {
     on_pools(|rank, pool, _| {
         let (_blocks, _) = scoped(rank, pool, &[MIB]);
-        let taken = (rank.rank == 1).then(|| {
-            let (free, _) = rank.context.memory_info().expect("the device is well");
-            DeviceMemory::new(&rank.context, free - MIB as usize).expect("there is as much")
-        });
+        let taken = take_memory(rank);
         let scope = pool.scope(&[&rank.world]).options(options());
         let block = pool.allocate(2 * MIB);
         assert_eq!(block.is_err(), rank.rank == 1);
@@ -196,10 +315,7 @@ fn a_scope_of_an_ended_group_is_an_error_without_anything_new() {
 fn a_lack_of_memory_in_a_scope_is_told_to_all_at_once() {
     on_pools(|rank, pool, _| {
         let (_blocks, _) = scoped(rank, pool, &[MIB]);
-        let taken = (rank.rank == 1).then(|| {
-            let (free, _) = rank.context.memory_info().expect("the device is well");
-            DeviceMemory::new(&rank.context, free - MIB as usize).expect("there is as much")
-        });
+        let taken = take_memory(rank);
         let scope = pool.scope(&[&rank.world]).options(options());
         let block = pool.allocate(2 * MIB);
         assert_eq!(block.is_err(), rank.rank == 1);

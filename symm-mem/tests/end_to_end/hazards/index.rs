@@ -11,6 +11,7 @@ const RETIRE: &str = "symm-mem/tests/end_to_end/embedded/retire.rs";
 const CHECKS: &str = "symm-mem/tests/end_to_end/embedded/checks.rs";
 const EXPLAIN: &str = "symm-mem/tests/end_to_end/embedded/explain.rs";
 const HERE: &str = "symm-mem/tests/end_to_end/hazards/mod.rs";
+const LIFETIMES: &str = "symm-mem/tests/end_to_end/hazards/lifetimes.rs";
 const BESIDE: &str = "symm-mem/tests/end_to_end/hazards/beside.rs";
 const CAPTURES: &str = "symm-mem/tests/end_to_end/hazards/captures.rs";
 const PROCESSES: &str = "symm-mem/tests/end_to_end/hazards/processes.rs";
@@ -134,6 +135,14 @@ const HAZARDS: &[Entry] = &[
     // Addresses and handles as names.
     ("H12", EMBEDDED, &["a_group_that_was_forgotten_does_not_find_its_former_decisions"]),
     ("H12", DOMAINS, &["a_domain_too_many_is_told_with_both_generations"]),
+    (
+        "H12",
+        LIFETIMES,
+        &[
+            "a_new_pool_at_the_addresses_of_a_dropped_one_has_its_own_places",
+            "a_new_communicator_has_no_registration_of_the_former_at_the_same_addresses",
+        ],
+    ),
     ("H12", "symm-mem/src/domain.rs", &["a_second_generation_is_told_from_the_first"]),
     // A rank that fails before the collective, and inside it.
     ("H13", EMBEDDED, &["a_rank_without_memory_is_named_to_all"]),
@@ -224,6 +233,14 @@ const HAZARDS: &[Entry] = &[
     ("H24", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
     // A communicator that is not made yet.
     ("H25", HERE, &["a_group_without_a_communicator_is_refused"]),
+    (
+        "H25",
+        LIFETIMES,
+        &[
+            "a_communicator_that_one_rank_has_not_created_is_refused_on_all",
+            "a_communicator_that_has_run_nothing_on_one_rank_gets_its_windows",
+        ],
+    ),
 ];
 
 /// The errors, each with the rank, the ordinal and both values on every member.

@@ -7,6 +7,7 @@
 mod beside;
 mod captures;
 mod index;
+mod lifetimes;
 mod processes;
 mod promises;
 mod readers;
