@@ -267,7 +267,7 @@ fn a_member_without_anything_new_is_named_and_then_compared() {
 fn a_member_that_made_a_request_late_is_met_by_the_others_at_once() {
     on_pools(|rank, pool, _| {
         let (_blocks, _) = scoped(rank, pool, &[MIB]);
-        let short = options().deadline(std::time::Duration::from_secs(2));
+        let short = options().deadline(Duration::from_secs(2));
         let scope = pool.scope(&[&rank.world]).options(short);
         let block = (rank.rank == 0).then(|| pool.allocate(2 * MIB).expect("there is room"));
         assert_eq!(scope.finish().remove(0).is_ok(), rank.rank == 1, "rank 1 has nothing new");

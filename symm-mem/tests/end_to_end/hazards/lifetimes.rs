@@ -22,6 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// A source that keeps the segments that pools release, and gives them to the next pools in ascending order of their
 /// addresses, or in descending order.
+#[derive(Debug)]
 struct Reusing {
     source: VirtualMemorySource,
     is_descending: bool,
@@ -56,10 +57,10 @@ impl SegmentSource for Reusing {
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
         let mut released = self.released.lock().expect("no panic");
         released.sort_by_key(|memory| memory.address);
-        match (released.is_empty(), self.is_descending) {
-            (true, _) => self.source.allocate(bytes),
-            (false, true) => Ok(released.remove(released.len() - 1)),
-            (false, false) => Ok(released.remove(0)),
+        match released.len() {
+            0 => self.source.allocate(bytes),
+            kept if self.is_descending => Ok(released.remove(kept - 1)),
+            _ => Ok(released.remove(0)),
         }
     }
 
@@ -141,7 +142,7 @@ fn a_new_communicator_has_no_registration_of_the_former_at_the_same_addresses() 
                 for id in former.iter().map(|(id, _)| *id).chain([group.id()]) {
                     for block in &blocks {
                         assert_eq!(standing(&pool, block, id), RegistrationState::Pending);
-                        assert_eq!(pool.window(block.ptr(), 4, id).expect("in one segment"), None);
+                        assert!(pool.window(block.ptr(), 4, id).expect("in one segment").is_none());
                     }
                 }
                 let found = addresses(&blocks);

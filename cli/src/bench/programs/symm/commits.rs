@@ -92,7 +92,7 @@ impl Commits {
 
 fn commit(rank: &Rank<'_>, pool: &SymmetricPool, maps: bool) -> Result<()> {
     let commits = rank.groups.each_ref().map(|group| (pool, group as &dyn SymmetricGroup));
-    commit_all(&commits, CommitOptions::default().map_peers(maps))
+    commit_all(&commits, CommitOptions::default().map_peers(maps).verify(true))
         .into_iter()
         .try_for_each(|report| report.map(drop))?;
     Ok(())
