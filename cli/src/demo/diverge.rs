@@ -25,7 +25,8 @@ pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) 
         reporter.send(&Message::Diverging { nanoseconds: monotonic_nanoseconds() })?;
     }
     let mut agreeing = Vec::new();
-    let options = CommitOptions::default().deadline(job.options.deadline);
+    // Only one rank has a new segment, so the others vote only if they verify.
+    let options = CommitOptions::default().deadline(job.options.deadline).verify(true);
     for member in &job.members {
         match pool.commit(&member.process_group, options) {
             Ok(_) => agreeing.push(member.number),

@@ -317,10 +317,11 @@ impl SymmetricPool {
     /// A member whose requests differ may skip a commit that the others do not skip. The outcome:
     /// - If the member begins its next commit while the others still wait in the earlier one, both commits fail with a
     ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) that lists the circle of ranks that wait for each other.
-    ///   The commit after them reports the first difference of the requests.
+    ///   The next commit in which all take part reports the first difference of the requests.
     /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
     ///   member. Look at the first error of that member. Each member counts its commits for the group, including the
-    ///   skipped one. So all take part in the next commit, which reports the first difference of the requests.
+    ///   skipped one. So their next commits meet if all members take part in them, for example with
+    ///   [`CommitOptions::verify`], and report the first difference of the requests.
     ///
     /// Even before that report, the members detect collectives on different windows or offsets: they compare a hash of
     /// each collective, which contains the positions of its buffers in windows.

@@ -34,8 +34,9 @@ pub(crate) fn commit_key(pool: &SymmetricPool, group: GroupId, key: &str) -> Str
     format!("{}/{}.{}/0/{key}", pool_key(pool), group.uid, group.epoch)
 }
 
+/// Options of commits in which all members vote, also those without anything new.
 pub(crate) fn options() -> CommitOptions {
-    CommitOptions::default().deadline(Duration::from_secs(60))
+    CommitOptions::default().deadline(Duration::from_secs(60)).verify(true)
 }
 
 /// One rank of the job.

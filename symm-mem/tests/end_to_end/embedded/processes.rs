@@ -137,7 +137,8 @@ fn commit_in_order(told: &Told, dp_first: &str) {
     let (tp, dp) = (member.split("tp", member.rank / 2), member.split("dp", member.rank % 2));
     let block = member.pool.allocate(1 << 20).unwrap();
     let circle = matches!(dp_first, "1001" | "0110");
-    let options = CommitOptions::default().deadline(if circle { SHORT } else { Duration::from_secs(100) });
+    let options =
+        CommitOptions::default().verify(true).deadline(if circle { SHORT } else { Duration::from_secs(100) });
     let groups = match dp_first.as_bytes()[member.rank] {
         b'1' => [&dp, &tp],
         _ => [&tp, &dp],
@@ -172,7 +173,7 @@ fn commit_in_order(told: &Told, dp_first: &str) {
 fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     let member = Member::join(told);
     let first = member.pool.allocate(2 << 20).unwrap();
-    let long = CommitOptions::default().deadline(Duration::from_secs(100));
+    let long = CommitOptions::default().verify(true).deadline(Duration::from_secs(100));
     assert_eq!(member.pool.commit(&member.world, long).unwrap().windows, 1);
     let second = member.pool.allocate(2 << 20).unwrap();
     member.meet("ready");

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use caching_alloc::{
-    core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError},
+    core::{MemoryInfo, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError},
     driver::{Sharing, VirtualMemorySource},
 };
 use cuda_driver::DevicePtr;
@@ -67,6 +67,14 @@ impl SegmentSource for Reusing {
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         self.released.lock().expect("no panic").push(*memory);
         Ok(())
+    }
+
+    fn is_exportable(&self) -> bool {
+        self.source.is_exportable()
+    }
+
+    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
+        self.source.export(memory, kind)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
