@@ -27,8 +27,11 @@ impl World {
                 self.at(later, Event::Resume(rank));
                 return Ok(());
             }
-            Action::Commit { group, verify: false, .. } if self.skips(rank, group) => {}
-            Action::Commit { group, second, last, .. } => return self.commit(rank, group, second, last),
+            Action::Commit { group, second, last, verify } => {
+                if verify || !self.skips(rank, group) {
+                    return self.commit(rank, group, second, last);
+                }
+            }
             Action::Skip { group } => self.skip(rank, group),
             Action::CommitAll { groups, last, verify } => {
                 let state = self.rank(rank);

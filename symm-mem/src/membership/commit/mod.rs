@@ -68,8 +68,9 @@ pub(crate) struct Done {
 
 impl Memberships {
     /// Registers the pool's new segments as windows of `group`, on all members or on none. Skips the commit if this
-    /// rank need not take part, see [`skip`](Self::skip). `inside` is true if the thread that requested the commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method
-    /// on another thread, which cannot detect the open group.
+    /// rank need not take part, see [`skip`](Self::skip). `inside` is true if the thread that requested the commit has
+    /// an NCCL group open. [`commit_all`](crate::commit_all) may run this method on another thread, which cannot detect
+    /// the open group.
     pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,

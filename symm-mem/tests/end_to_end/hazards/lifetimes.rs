@@ -9,7 +9,7 @@ use caching_alloc::{
 use cuda_driver::DevicePtr;
 use process_group::{
     comm::DataType,
-    group::{Buffer, GroupId},
+    group::{Buffer, GroupId, Request},
 };
 use symm_mem::{
     CommunicatorGroup, Domain, Geometry, Refusal, RegistrationState, SymmetricBlock, SymmetricPool,
@@ -145,7 +145,9 @@ fn a_new_communicator_has_no_registration_of_the_former_at_the_same_addresses() 
             let source = Reusing::of(&rank, false);
             let mut former: Option<(GroupId, [DevicePtr; 2])> = None;
             for _ in 0..3 {
-                let group = rank.builder().build().expect("all ranks join");
+                let request = Request::Color { color: Some(0), key: rank.rank.into() };
+                let group =
+                    rank.world.split("again", &request).expect("all ranks split").expect("both are in it");
                 let (pool, blocks) = source.pool(&rank.domain);
                 for id in former.iter().map(|(id, _)| *id).chain([group.id()]) {
                     for block in &blocks {
