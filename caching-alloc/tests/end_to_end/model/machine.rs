@@ -347,7 +347,7 @@ impl Machine {
     /// Makes the newest graph, or a new one, a user of a block. The blocks of the graph pool may be reused.
     fn use_in_graph(&mut self, index: usize) {
         let Live { block, span, memory, .. } = &self.live[index];
-        if self.used.is_empty() || index % 2 == 0 {
+        if self.used.is_empty() || index.is_multiple_of(2) {
             self.used.push(Default::default());
         }
         let (graph, used) = self.used.last_mut().expect("there is one");
