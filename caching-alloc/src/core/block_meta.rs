@@ -34,8 +34,8 @@ pub(super) struct BlockMeta {
     /// The next block in the same slot of the quick list, which is the cache of whole freed blocks.
     pub(super) link: BlockId,
     /// The head of the block's list in [`Uses`](super::pending::Uses). The list has the other streams and the graphs
-    /// that use the block while it is handed out. [`NO_USES`] if the list is empty. The uses of a pending block are in its
-    /// [`Pending`](super::pending::Pending) instead.
+    /// that use the block while it is handed out. [`NO_USES`] if the list is empty. The uses of a pending block are in
+    /// its [`Pending`](super::pending::Pending) instead.
     pub(super) uses: u32,
     pub(super) status: BlockStatus,
     /// The information about the request for the block.

@@ -8,6 +8,9 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use crate::sync::{Mutex, MutexGuard};
 
+/// The name of the holder if a graph holds a segment.
+pub(super) const GRAPH: &str = "captured graph";
+
 /// A captured graph as a user of memory. Clones are the same graph. While any clone exists, the blocks that the graph
 /// [uses](super::Allocator::used_by_graph) are not reused after their owners have dropped them, and their segments are
 /// neither released nor moved.
@@ -17,8 +20,8 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Clone, Debug, Default)]
 pub struct GraphUse(Arc<Kept>);
 
-/// What the graph keeps beside blocks: the state of the allocators that own them, and segments whose blocks may be
-/// reused, but which must stay in place.
+/// The objects that the graph keeps beside blocks. The registries of the allocators release memory after the graph's
+/// end. Segments of graph pools stay in place, although their blocks may be reused.
 #[derive(Debug, Default)]
 struct Kept(Mutex<Vec<KeptObject>>);
 

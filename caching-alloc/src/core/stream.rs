@@ -35,7 +35,7 @@ pub struct EventError {
 }
 
 /// The part of an allocator that is told which memory captured work uses.
-pub trait CapturedUses: Send + Sync {
+pub trait CapturedUses: Send + Sync + fmt::Debug {
     /// Like [`Allocator::used_by_graph`](super::Allocator::used_by_graph).
     fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool;
 }

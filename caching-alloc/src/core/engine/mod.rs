@@ -30,13 +30,13 @@ use std::sync::{Arc, Weak};
 
 pub use self::watch::Since;
 use super::error::AllocError;
-use super::graph_use::GraphUse;
+use super::graph_use::{GRAPH, GraphUse};
 use super::lock::{Rank, Ranked};
 use super::observer::Observers;
 use super::pool_core::{PoolCore, PoolHandle};
 use super::pool_info::{Keep, PoolInfo};
 use super::raw_blocks::RawBlocks;
-use super::registry::{GRAPH, Registry, Structure, locked};
+use super::registry::{Registry, Structure, locked};
 use super::route::Routes;
 use super::segment::Segment;
 use super::settings::{PoolKind, PoolSettings};

@@ -1,20 +1,16 @@
 //! Captured work: the graphs that use memory of the allocator.
 
-use std::fmt;
 use std::sync::Weak;
 
 use super::Registry;
-use crate::core::graph_use::{GraphUse, KeptKey};
+use crate::core::graph_use::{GRAPH, GraphUse, KeptKey};
 use crate::core::segment::SegmentId;
 use crate::core::stream::CapturedUses;
-
-/// The name of the holder if a graph holds a segment.
-pub(in crate::core) const GRAPH: &str = "captured graph";
 
 impl Registry {
     /// Begins to receive reports of captured work. `engine` finds the blocks that this work uses.
     pub(in crate::core) fn report_captured_uses(&self, engine: Weak<dyn CapturedUses>) {
-        if self.engine.set(EngineRef(engine)).is_ok() {
+        if self.engine.set(engine).is_ok() {
             self.events.report_captured_uses(self.me.clone());
         }
     }
@@ -25,18 +21,9 @@ impl Registry {
     }
 }
 
-/// The allocator and its pools, which may be dropped before the registry.
-pub(super) struct EngineRef(Weak<dyn CapturedUses>);
-
-impl fmt::Debug for EngineRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineRef")
-    }
-}
-
 impl CapturedUses for Registry {
     fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
-        let engine = self.engine.get().and_then(|engine| engine.0.upgrade());
+        let engine = self.engine.get().and_then(Weak::upgrade);
         let is_used = match engine {
             Some(engine) => engine.used_by_graph(address, bytes, graph),
             // The allocator is dropped, so no request reuses the block. Its segment must stay.

@@ -15,8 +15,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
-use self::captured::EngineRef;
-pub(super) use self::captured::GRAPH;
 pub(super) use self::deferred::DeferredRelease;
 use self::ordering::StreamMarks;
 use self::structure::{Progress, Turn};
@@ -29,7 +27,7 @@ use super::segment::{PoolId, Segment};
 use super::settings::Settings;
 use super::source::SegmentSource;
 use super::stats::{Gauge, SourceCalls, Stats};
-use super::stream::{EventError, StreamEvents, StreamId};
+use super::stream::{CapturedUses, EventError, StreamEvents, StreamId};
 use super::tracker::{Slot, Slots};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -43,7 +41,8 @@ pub(super) struct Registry {
     pub(super) events: Arc<dyn StreamEvents>,
     pub(super) settings: Settings,
     me: Weak<Self>,
-    engine: OnceLock<EngineRef>,
+    /// The allocator and its pools, which may be dropped before the registry.
+    engine: OnceLock<Weak<dyn CapturedUses>>,
     structure: Ranked<Structure>,
     /// The progress of deliveries to trackers, and of changes that have released the structure lock (see
     /// `structure`).

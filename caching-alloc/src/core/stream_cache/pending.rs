@@ -37,8 +37,8 @@ impl StreamCache {
 
     /// Makes this cache's stream wait on the device for the uses of pending blocks, oldest first, and completes these
     /// blocks. Stops when `enough` returns true. Skips a block if one of its uses has no event, or is by a graph, or by
-    /// a stream that this stream may not wait for. Does nothing if the allocator may not make this stream wait at all. Returns true
-    /// if it completed any block.
+    /// a stream that this stream may not wait for. Does nothing if the allocator may not make this stream wait at all.
+    /// Returns true if it completed any block.
     pub(in crate::core) fn order_pending(&self, mut enough: impl FnMut(&Self) -> bool) -> bool {
         if !self.registry.may_wait(self.stream) {
             return false;
