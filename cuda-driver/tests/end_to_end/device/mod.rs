@@ -6,6 +6,7 @@ mod complete;
 mod drivers;
 mod exercise;
 mod faults;
+mod graph_memory;
 mod hardware;
 mod kept;
 mod kernels;
