@@ -5,7 +5,7 @@
 // even.
 #pragma once
 
-#include "packs.cuh"
+#include "vec16.cuh"
 
 // Adds, multiplies and divides in `Sum`, compares in `Order`, and is stored in memory as `Bits`.
 template <typename Bits_, typename Sum_, typename Order_>
@@ -57,7 +57,7 @@ struct Half : Float<float> {
     }
 };
 
-struct Brain : Float<float> {
+struct BFloat16 : Float<float> {
     typedef u16 Bits;
     static __device__ __forceinline__ Value load(Bits bits) { return __uint_as_float((u32)bits << 16); }
     static __device__ __forceinline__ Bits store(Value value) {
@@ -75,35 +75,35 @@ typedef Integer<::u32, ::u32, ::u32> u32;
 typedef Integer<::u64, ::u64, long long> i64;
 typedef Integer<::u64, ::u64, ::u64> u64;
 typedef Half f16;
-typedef Brain bf16;
+typedef BFloat16 bf16;
 typedef Float<float> f32;
 typedef Float<double> f64;
 }  // namespace elements
 
 typedef elements::ELEMENT Element;
 typedef Element::Value Value;
-enum : u32 { LANES = PACK / sizeof(Element::Bits) };
+enum : u32 { LANES = VEC16_BYTES / sizeof(Element::Bits) };
 
 struct Lanes {
     Value of[LANES];
 };
 
-__device__ __forceinline__ Lanes unpack(const Pack &pack) {
+__device__ __forceinline__ Lanes unpack(const Vec16 &vec) {
     Element::Bits bits[LANES];
-    memcpy(bits, &pack, PACK);
+    memcpy(bits, &vec, VEC16_BYTES);
     Lanes lanes;
 #pragma unroll
     for (u32 i = 0; i < LANES; ++i) lanes.of[i] = Element::load(bits[i]);
     return lanes;
 }
 
-__device__ __forceinline__ Pack repack(const Lanes &lanes) {
+__device__ __forceinline__ Vec16 pack(const Lanes &lanes) {
     Element::Bits bits[LANES];
 #pragma unroll
     for (u32 i = 0; i < LANES; ++i) bits[i] = Element::store(lanes.of[i]);
-    Pack pack;
-    memcpy(&pack, bits, PACK);
-    return pack;
+    Vec16 vec;
+    memcpy(&vec, bits, VEC16_BYTES);
+    return vec;
 }
 
 struct Sum {

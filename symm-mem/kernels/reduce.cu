@@ -11,25 +11,25 @@ struct Reduce {
     u32 kernel;
 };
 
-// Number of ranks whose packs are requested before the first pack is used.
+// Number of ranks whose vectors are requested before the first vector is used.
 enum : u32 { AHEAD = 4 };
 
-// Combines a pack of all ranks.
+// Combines one vector of each rank.
 template <typename Operation>
-__device__ __forceinline__ Pack combined(const Ranks &ranks, const Bases &bases, u64 at, u32 bytes, u32 width) {
+__device__ __forceinline__ Vec16 combined(const Ranks &ranks, const Bases &bases, u64 at, u32 bytes, u32 width) {
     Lanes sum;
-    if (width == PACK && bytes == PACK) {
+    if (width == VEC16_BYTES && bytes == VEC16_BYTES) {
 #pragma unroll 1
         for (u32 first = 0; first < ranks.world; first += AHEAD) {
-            Pack packs[AHEAD];
+            Vec16 vecs[AHEAD];
 #pragma unroll
             for (u32 i = 0; i < AHEAD; ++i) {
-                if (first + i < ranks.world) packs[i] = load_whole(bases.of[first + i] + at);
+                if (first + i < ranks.world) vecs[i] = load_whole(bases.of[first + i] + at);
             }
 #pragma unroll
             for (u32 i = 0; i < AHEAD; ++i) {
                 if (first + i >= ranks.world) break;
-                const Lanes next = unpack(packs[i]);
+                const Lanes next = unpack(vecs[i]);
 #pragma unroll
                 for (u32 lane = 0; lane < LANES; ++lane) {
                     sum.of[lane] = first + i == 0 ? next.of[lane] : Operation::combine(sum.of[lane], next.of[lane]);
@@ -47,7 +47,7 @@ __device__ __forceinline__ Pack combined(const Ranks &ranks, const Bases &bases,
     }
 #pragma unroll
     for (u32 lane = 0; lane < LANES; ++lane) sum.of[lane] = Operation::finish(sum.of[lane], ranks.world);
-    return repack(sum);
+    return pack(sum);
 }
 
 template <typename Operation>
@@ -56,37 +56,37 @@ __device__ __forceinline__ void reduce(const Ranks &ranks, const Reduce &what) {
     if (!enter(ranks, what.kernel, bases)) return;
     const bool everywhere = what.target == TARGET_EVERYWHERE;
     const u64 output = what.output + (what.target == TARGET_ADDRESS ? 0 : bases.of[ranks.rank]);
-    u64 addresses = output | PACK;
+    u64 addresses = output | VEC16_BYTES;
 #pragma unroll 1
     for (u32 rank = 0; rank < ranks.world; ++rank) {
         addresses |= (bases.of[rank] + what.input) | (everywhere ? bases.of[rank] + what.output : 0);
     }
     const u32 width = width_of(addresses);
-    Share share = {0, (what.bytes + PACK - 1) / PACK};
+    Share share = {0, (what.bytes + VEC16_BYTES - 1) / VEC16_BYTES};
     // A rank that writes to all ranks combines only its slice.
     if (everywhere) share = share_of(share.end, ranks.rank, ranks.world);
     const Share part = share_of(share.end - share.first, blockIdx.x, gridDim.x);
     const u64 end = share.first + part.end;
 #pragma unroll 1
     for (u64 row = share.first + part.first; row < end; row += blockDim.x) {
-        const u64 at = (row + threadIdx.x) * PACK;
-        Pack pack;
+        const u64 at = (row + threadIdx.x) * VEC16_BYTES;
+        Vec16 vec;
         u32 bytes = 0;
         if (row + threadIdx.x < end) {
-            bytes = (u32)min((u64)PACK, what.bytes - at);
-            pack = combined<Operation>(ranks, bases, what.input + at, bytes, width);
+            bytes = (u32)min((u64)VEC16_BYTES, what.bytes - at);
+            vec = combined<Operation>(ranks, bases, what.input + at, bytes, width);
         }
         // Peers still read the input, so it is overwritten only after all have read it.
         if (what.target == TARGET_ONTO_INPUT && !meet(ranks, what.kernel)) return;
         if (bytes == 0) continue;
         if (!everywhere) {
-            store(pack, output + at, bytes, width);
+            store(vec, output + at, bytes, width);
             continue;
         }
 #pragma unroll 1
-        for (u32 turn = 0; turn < ranks.world; ++turn) {
-            const u32 peer = (ranks.rank + turn) % ranks.world;
-            store(pack, bases.of[peer] + what.output + at, bytes, width);
+        for (u32 step = 0; step < ranks.world; ++step) {
+            const u32 peer = (ranks.rank + step) % ranks.world;
+            store(vec, bases.of[peer] + what.output + at, bytes, width);
         }
     }
     meet(ranks, what.kernel);

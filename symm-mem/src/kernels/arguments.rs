@@ -6,7 +6,7 @@ use cuda_driver::module::Parameter;
 /// Destination of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Placing {
+pub(super) enum TargetKind {
     /// An address.
     Address = 0,
     /// An offset in the rank's own buffer.
@@ -18,7 +18,7 @@ pub(super) enum Placing {
     Everywhere = 3,
 }
 
-impl Placing {
+impl TargetKind {
     pub(super) const ALL: [(Self, &'static str); 4] = [
         (Self::Address, "TARGET_ADDRESS"),
         (Self::Own, "TARGET_OWN"),
@@ -36,7 +36,7 @@ pub(super) struct Reduce {
     /// An address or an offset, depending on `target`.
     pub(super) output: u64,
     pub(super) bytes: u64,
-    /// A [`Placing`].
+    /// A [`TargetKind`].
     pub(super) target: u32,
     pub(super) kernel: u32,
 }
@@ -62,7 +62,7 @@ pub(super) struct Gather {
 unsafe impl Parameter for Gather {}
 
 /// Bytes that a thread handles at a time.
-pub(super) const PACK: u64 = 16;
+pub(super) const VEC16_BYTES: u64 = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 512;
 /// Largest number of blocks of a collective. Each block waits for the block with the same number on every other rank,
@@ -73,7 +73,7 @@ pub(super) const MOST_BLOCKS: u32 = 24;
 /// Number of blocks of a launch. `bytes` is the number of bytes that the blocks of one rank handle together. All ranks
 /// pass the same `bytes`, so the result is the same on all ranks.
 pub(super) fn blocks(bytes: u64) -> u32 {
-    let rows = bytes.div_ceil(PACK * u64::from(THREADS));
+    let rows = bytes.div_ceil(VEC16_BYTES * u64::from(THREADS));
     u32::try_from(rows).map_or(MOST_BLOCKS, |rows| rows.clamp(1, MOST_BLOCKS))
 }
 

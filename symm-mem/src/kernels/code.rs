@@ -10,8 +10,8 @@ use ruzstd::decoding::StreamingDecoder;
 
 use process_group::comm::{DataType, ReduceOp};
 
-use super::arguments::Placing;
-use super::fault::Waiting;
+use super::arguments::TargetKind;
+use super::fault::WaitKind;
 use super::pad::LINE;
 use super::{Kernel, MOST_RANKS, PadLayout};
 
@@ -125,7 +125,7 @@ pub fn defines() -> Vec<(&'static str, u32)> {
         ("MOST_RANKS", MOST_RANKS),
     ];
     defines.extend(Kernel::ALL.map(|(kernel, name)| (name, kernel as u32)));
-    defines.extend(Waiting::ALL.map(|(waiting, name)| (name, waiting as u32)));
-    defines.extend(Placing::ALL.map(|(placing, name)| (name, placing as u32)));
+    defines.extend(WaitKind::ALL.map(|(waiting, name)| (name, waiting as u32)));
+    defines.extend(TargetKind::ALL.map(|(target_kind, name)| (name, target_kind as u32)));
     defines
 }

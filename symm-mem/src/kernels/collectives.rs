@@ -4,7 +4,7 @@ use cuda_driver::module::{LaunchConfig, Parameter};
 use cuda_driver::{DevicePtr, Stream, graph_memory};
 use process_group::comm::{DataType, ReduceOp};
 
-use super::arguments::{Gather, Placing, Reduce, THREADS, blocks};
+use super::arguments::{Gather, Reduce, THREADS, TargetKind, blocks};
 use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE};
 use super::own::own_buffer;
 use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
@@ -126,18 +126,24 @@ impl Kernels {
             Algorithm::TwoShot => Kernel::AllReduceTwoShot,
         };
         let target = if call.target == Target::Offset(call.input) { Target::InPlace } else { call.target };
-        let shape = Shape::checked(kernel, ranks, (call.input, 1), (target, 1), (call.elements, call.dtype))?;
-        let (bytes, (output, placing)) = (shape.bytes, target.output(call.input));
-        let (placing, share) = match (call.algorithm, target) {
-            (Algorithm::OneShot, Target::InPlace) => (Placing::OntoInput, bytes),
-            (Algorithm::OneShot, _) => (placing, bytes),
+        let buffers = CollectiveBuffers::checked(
+            kernel,
+            ranks,
+            (call.input, 1),
+            (target, 1),
+            (call.elements, call.dtype),
+        )?;
+        let (bytes, (output, target_kind)) = (buffers.bytes, target.output(call.input));
+        let (target_kind, share) = match (call.algorithm, target) {
+            (Algorithm::OneShot, Target::InPlace) => (TargetKind::OntoInput, bytes),
+            (Algorithm::OneShot, _) => (target_kind, bytes),
             (Algorithm::TwoShot, Target::Address(_)) => return Err(KernelError::TargetOutside { kernel }),
-            (Algorithm::TwoShot, _) => (Placing::Everywhere, bytes / u64::from(ranks.world)),
+            (Algorithm::TwoShot, _) => (TargetKind::Everywhere, bytes / u64::from(ranks.world)),
         };
         let reduce =
-            Reduce { input: call.input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+            Reduce { input: call.input, output, bytes, target: target_kind as u32, kernel: kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, &shape, shape.combining(call.dtype, call.op)?, reduce, share) }
+        unsafe { self.collective(stream, &buffers, buffers.combining(call.dtype, call.op)?, reduce, share) }
     }
 
     /// Combines the inputs of all ranks; every rank gets its part of the result.
@@ -155,15 +161,15 @@ impl Kernels {
     ) -> Result<(), KernelError> {
         let (kernel, target) = (Kernel::ReduceScatter, call.target);
         let (input, elements) = ((call.input, ranks.world), (call.elements, call.dtype));
-        let shape = Shape::checked(kernel, ranks, input, (target, 1), elements)?;
-        let bytes = shape.bytes;
+        let buffers = CollectiveBuffers::checked(kernel, ranks, input, (target, 1), elements)?;
+        let bytes = buffers.bytes;
         let input = call.input + bytes * u64::from(ranks.rank);
         // Rank r reads part r of every rank's buffer. So no other rank reads this rank's part in this rank's buffer,
         // and the result may overwrite it.
-        let (output, placing) = target.output(input);
-        let reduce = Reduce { input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+        let (output, target_kind) = target.output(input);
+        let reduce = Reduce { input, output, bytes, target: target_kind as u32, kernel: kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, &shape, shape.combining(call.dtype, call.op)?, reduce, bytes) }
+        unsafe { self.collective(stream, &buffers, buffers.combining(call.dtype, call.op)?, reduce, bytes) }
     }
 
     /// Gives every rank the bytes of all ranks.
@@ -181,10 +187,10 @@ impl Kernels {
     ) -> Result<(), KernelError> {
         let (kernel, target) = (Kernel::AllGather, call.target);
         let (output, elements) = ((target, ranks.world), (call.bytes, DataType::U8));
-        let shape = Shape::checked(kernel, ranks, (call.input, 1), output, elements)?;
-        let stride = if target == Target::InPlace { shape.bytes } else { 0 };
+        let buffers = CollectiveBuffers::checked(kernel, ranks, (call.input, 1), output, elements)?;
+        let stride = if target == Target::InPlace { buffers.bytes } else { 0 };
         // SAFETY: the caller's promise.
-        unsafe { self.gather(stream, &shape, call.input, stride) }
+        unsafe { self.gather(stream, &buffers, call.input, stride) }
     }
 
     /// Gives every rank its part of each rank's input.
@@ -201,12 +207,13 @@ impl Kernels {
         call: &AllToAll,
     ) -> Result<(), KernelError> {
         let (kernel, world, elements) = (Kernel::AllToAll, ranks.world, (call.bytes, DataType::U8));
-        let shape = Shape::checked(kernel, ranks, (call.input, world), (call.target, world), elements)?;
+        let buffers =
+            CollectiveBuffers::checked(kernel, ranks, (call.input, world), (call.target, world), elements)?;
         if call.target == Target::InPlace {
             return Err(KernelError::NotInPlace { kernel });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.gather(stream, &shape, call.input + shape.bytes * u64::from(ranks.rank), 0) }
+        unsafe { self.gather(stream, &buffers, call.input + buffers.bytes * u64::from(ranks.rank), 0) }
     }
 
     /// Launches the kernel of all-gather and all-to-all. `input` and `stride` are those of [`Gather`].
@@ -216,15 +223,15 @@ impl Kernels {
     unsafe fn gather(
         &self,
         stream: &Stream,
-        shape: &Shape<'_>,
+        buffers: &CollectiveBuffers<'_>,
         input: u64,
         stride: u64,
     ) -> Result<(), KernelError> {
-        let (bytes, (output, placing)) = (shape.bytes, shape.target.output(shape.input));
-        let own = u32::from(placing == Placing::Own);
-        let gather = Gather { input, stride, output, bytes, own, kernel: shape.kernel as u32 };
+        let (bytes, (output, target_kind)) = (buffers.bytes, buffers.target.output(buffers.input));
+        let own = u32::from(target_kind == TargetKind::Own);
+        let gather = Gather { input, stride, output, bytes, own, kernel: buffers.kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, shape, (GATHER, 0), gather, bytes) }
+        unsafe { self.collective(stream, buffers, (GATHER, 0), gather, bytes) }
     }
 
     /// # Safety
@@ -232,18 +239,18 @@ impl Kernels {
     unsafe fn collective<P: Parameter>(
         &self,
         stream: &Stream,
-        shape: &Shape<'_>,
+        buffers: &CollectiveBuffers<'_>,
         (unit, entry): (usize, usize),
         arguments: P,
         share: u64,
     ) -> Result<(), KernelError> {
-        shape.note(stream)?;
+        buffers.note(stream)?;
         let function = self.function(unit, entry)?;
         // Each block waits for the block of the same number on every other rank, so all ranks must launch the same
         // grid. They do: all ranks pass the same `share`, the number of bytes that a rank's blocks together handle.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.
-        unsafe { stream.launch_kernel(function, &config, (*shape.ranks, arguments))? };
+        unsafe { stream.launch_kernel(function, &config, (*buffers.ranks, arguments))? };
         Ok(())
     }
 
@@ -285,17 +292,17 @@ fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
 impl Target {
     /// Returns the address or the offset of the result, and which of the two it is. `in_place` is the offset of a
     /// result in place.
-    fn output(self, in_place: u64) -> (u64, Placing) {
+    fn output(self, in_place: u64) -> (u64, TargetKind) {
         match self {
-            Self::InPlace => (in_place, Placing::Own),
-            Self::Offset(offset) => (offset, Placing::Own),
-            Self::Address(at) => (at.0, Placing::Address),
+            Self::InPlace => (in_place, TargetKind::Own),
+            Self::Offset(offset) => (offset, TargetKind::Own),
+            Self::Address(at) => (at.0, TargetKind::Address),
         }
     }
 }
 
 /// The input and the result of a collective. Both consist of parts of equal length.
-struct Shape<'a> {
+struct CollectiveBuffers<'a> {
     kernel: Kernel,
     ranks: &'a Ranks,
     input: u64,
@@ -308,10 +315,10 @@ struct Shape<'a> {
     written: u64,
 }
 
-impl<'a> Shape<'a> {
-    /// Makes the shape of an input of `of` parts and a result of `out` parts, each of `elements` elements. Fails if no
-    /// kernel supports `ranks`, or if a result at an offset would overlap the input. Also fails if the input's offset
-    /// plus the length of `world` parts is 2^56 bytes or more.
+impl<'a> CollectiveBuffers<'a> {
+    /// Makes the buffers of an input of `of` parts and a result of `out` parts, each of `elements` elements. Fails if
+    /// no kernel supports `ranks`, or if a result at an offset would overlap the input. Also fails if the input's
+    /// offset plus the length of `world` parts is 2^56 bytes or more.
     fn checked(
         kernel: Kernel,
         ranks: &'a Ranks,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use process_group::comm::DataType;
 
-use super::{Kernel, MOST_RANKS, Waiting};
+use super::{Kernel, MOST_RANKS, WaitKind};
 
 /// A wait inside a kernel that exceeded its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,9 +13,9 @@ pub struct Late {
     /// The kernel that waited; `None` if the fault record has a kernel number that this crate does not know.
     pub kernel: Option<Kernel>,
     /// The condition that it waited for.
-    pub waiting: Waiting,
-    /// The rank that did not send its signal ([`Waiting::Signal`]), or did not consume the previous signal of the
-    /// waiting rank ([`Waiting::Room`]).
+    pub waiting: WaitKind,
+    /// The rank that did not send its signal ([`WaitKind::Signal`]), or did not consume the previous signal of the
+    /// waiting rank ([`WaitKind::Room`]).
     pub peer: u32,
     /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
     /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
@@ -33,8 +33,8 @@ impl std::fmt::Display for Late {
         }
         write!(f, " gave up after {waited:.1?}: rank {peer} did not ")?;
         match self.waiting {
-            Waiting::Room => write!(f, "take the signal before this one on channel {channel}"),
-            Waiting::Signal => write!(f, "signal on channel {channel}"),
+            WaitKind::Room => write!(f, "take the signal before this one on channel {channel}"),
+            WaitKind::Signal => write!(f, "signal on channel {channel}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{Kernel, KernelError, Late};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
-pub enum Waiting {
+pub enum WaitKind {
     /// The peer has consumed this rank's previous signal: a wait of the peer has reset the signal's word in the peer's
     /// pad from 1 to 0.
     Room = 1,
@@ -20,7 +20,7 @@ pub enum Waiting {
     Signal = 2,
 }
 
-impl Waiting {
+impl WaitKind {
     pub(super) const ALL: [(Self, &'static str); 2] =
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
@@ -28,7 +28,7 @@ impl Waiting {
 /// The record's layout, that of the structure `Fault` in `kernels/ranks.cuh`.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct Layout {
+pub(super) struct FaultLayout {
     /// 0: empty; 1: completely written.
     pub(super) written: AtomicU32,
     pub(super) kernel: AtomicU32,
@@ -61,9 +61,9 @@ impl FaultRecord {
     /// they succeed without usable memory.
     pub fn new(context: &Context) -> Result<Self, KernelError> {
         let flags = PinnedFlags::PORTABLE | PinnedFlags::DEVICE_MAPPED;
-        let memory = PinnedMemory::new(context, size_of::<Layout>(), flags)?;
+        let memory = PinnedMemory::new(context, size_of::<FaultLayout>(), flags)?;
         let ptr = memory.device_ptr()?;
-        if memory.bytes() < size_of::<Layout>() || ptr.is_null() {
+        if memory.bytes() < size_of::<FaultLayout>() || ptr.is_null() {
             return Err(KernelError::NoRecord);
         }
         Ok(Self { memory, ptr })
@@ -82,10 +82,10 @@ impl FaultRecord {
         // The device writes this word last, so the other words are complete if it is 1.
         (layout.written.load(Ordering::Acquire) == 1).then(|| {
             let number = |word: &AtomicU32| word.load(Ordering::Relaxed);
-            let room = number(&layout.waits) == Waiting::Room as u32;
+            let room = number(&layout.waits) == WaitKind::Room as u32;
             Late {
                 kernel: Kernel::of_number(number(&layout.kernel)),
-                waiting: if room { Waiting::Room } else { Waiting::Signal },
+                waiting: if room { WaitKind::Room } else { WaitKind::Signal },
                 peer: number(&layout.peer),
                 channel: number(&layout.channel),
                 waited: Duration::from_nanos(layout.waited_ns.load(Ordering::Relaxed)),
@@ -106,9 +106,9 @@ impl FaultRecord {
         self.layout().written.store(0, Ordering::Release);
     }
 
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &FaultLayout {
         // SAFETY: `new` checked that the memory is long enough. It is aligned to a page and lives as long as `self`.
         // All fields are atomics, for which any bytes are valid. The device also writes them as atomics.
-        unsafe { &*self.memory.as_ptr().cast::<Layout>() }
+        unsafe { &*self.memory.as_ptr().cast::<FaultLayout>() }
     }
 }

@@ -26,18 +26,18 @@ use crate::lock::lock;
 ///   thread blocks of all their kernels at once.
 #[derive(Debug, Clone)]
 pub struct Kernels {
-    inner: Arc<Inner>,
+    inner: Arc<LoadedKernels>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct LoadedKernels {
     context: Context,
     units: [OnceLock<Vec<Function>>; UNITS.len()],
     loading: Mutex<()>,
 }
 
 /// The loaded kernels of every context. [`Kernels::load`] returns them instead of loading them again.
-static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static LOADED: Mutex<Vec<Weak<LoadedKernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {
     /// Returns the kernels of a context. If they are not loaded, this call loads the signal kernels, which takes
@@ -58,7 +58,7 @@ impl Kernels {
             return Err(KernelError::DeviceTooOld { device: device.ordinal(), found });
         }
         let (units, loading) = (std::array::from_fn(|_| OnceLock::new()), Mutex::new(()));
-        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), units, loading }) };
+        let kernels = Self { inner: Arc::new(LoadedKernels { context: context.clone(), units, loading }) };
         kernels.unit(SIGNALS)?;
         loaded.push(Arc::downgrade(&kernels.inner));
         Ok(kernels)

@@ -42,7 +42,7 @@ pub use code::PTX_SEPARATOR;
 pub use code::{LEAST_CAPABILITY, UNITS, Unit, defines};
 pub use collectives::{Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter, Target};
 pub use error::{KernelError, Late};
-pub use fault::{FaultRecord, Waiting};
+pub use fault::{FaultRecord, WaitKind};
 pub use load::Kernels;
 pub(crate) use own::OwnBuffer;
 pub use pad::PadLayout;

@@ -6,9 +6,9 @@ use gpu_sim::memory::Access;
 
 use super::{
     parameter,
-    peers::{Met, Peers},
+    peers::{Peers, SignalResult},
 };
-use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
+use crate::kernels::arguments::{Gather, Reduce, TargetKind, VEC16_BYTES, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
 /// Calls `block` for every thread block of a kernel, one after the other, with the addresses of the ranks' buffers and
@@ -18,7 +18,7 @@ use crate::kernels::{Kernel, PadLayout};
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
-    block: impl Fn(&Peers<'_>, &[u64], u32) -> Met,
+    block: impl Fn(&Peers<'_>, &[u64], u32) -> SignalResult,
 ) -> Result<(), Fault> {
     let kernel = Kernel::of_number(kernel).ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))?;
     Peers::enter(launch, kernel, |peers| {
@@ -35,9 +35,10 @@ fn blocks(
     })
 }
 
-/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes, and limits both of its ends to `bytes`.
+/// Converts a range of vectors ([`VEC16_BYTES`] bytes each) to a range of bytes, and limits both of its ends to
+/// `bytes`.
 fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
-    ((first * PACK).min(bytes), (end * PACK).min(bytes))
+    ((first * VEC16_BYTES).min(bytes), (end * VEC16_BYTES).min(bytes))
 }
 
 pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
@@ -45,8 +46,8 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
     let gather: Gather = unsafe { parameter(launch, 1)? };
     blocks(launch, gather.kernel, |peers, bases, block| {
         let own = if gather.own != 0 { bases[peers.ranks.rank as usize] } else { 0 };
-        let packs = share_of(gather.bytes.div_ceil(PACK), block, launch.grid[0]);
-        let (start, end) = range(packs, gather.bytes);
+        let vecs = share_of(gather.bytes.div_ceil(VEC16_BYTES), block, launch.grid[0]);
+        let (start, end) = range(vecs, gather.bytes);
         for (peer, base) in (0_u64..).zip(bases) {
             let from = base + gather.input + gather.stride * peer;
             let to = own + gather.output + gather.bytes * peer;
@@ -67,14 +68,14 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
         blocks(launch, what.kernel, |peers, bases, block| {
             let rank = peers.ranks.rank;
             let own = bases[rank as usize];
-            let is_target = |placing: Placing| what.target == placing as u32;
-            let packs = what.bytes.div_ceil(PACK);
-            let (places, (first, end)) = if is_target(Placing::Everywhere) {
+            let is_target = |target_kind: TargetKind| what.target == target_kind as u32;
+            let vecs = what.bytes.div_ceil(VEC16_BYTES);
+            let (places, (first, end)) = if is_target(TargetKind::Everywhere) {
                 let places: Vec<u64> = bases.iter().map(|base| base + what.output).collect();
-                (places, share_of(packs, rank, peers.ranks.world))
+                (places, share_of(vecs, rank, peers.ranks.world))
             } else {
-                let base = if is_target(Placing::Address) { 0 } else { own };
-                (vec![base + what.output], (0, packs))
+                let base = if is_target(TargetKind::Address) { 0 } else { own };
+                (vec![base + what.output], (0, vecs))
             };
             let part = share_of(end - first, block, launch.grid[0]);
             let (mut row, end) = (first + part.0, first + part.1);
@@ -82,7 +83,7 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
                 let next = (row + u64::from(launch.block[0])).min(end);
                 let (start, stop) = range((row, next), what.bytes);
                 let combined = combined(launch, bases, what.input + start, stop - start, (element, op))?;
-                if is_target(Placing::OntoInput) && !peers.meet(PadLayout::USER_CHANNELS + block)? {
+                if is_target(TargetKind::OntoInput) && !peers.meet(PadLayout::USER_CHANNELS + block)? {
                     return Ok(false);
                 }
                 for place in &places {

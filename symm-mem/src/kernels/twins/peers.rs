@@ -9,12 +9,12 @@ use gpu_sim::memory::{Access, View};
 use gpu_sim::sched::{self, WaitError};
 
 use super::parameter;
-use crate::kernels::fault::Layout;
-use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
+use crate::kernels::fault::FaultLayout;
+use crate::kernels::{Kernel, PadLayout, Ranks, WaitKind};
 
 /// The result of a signal or a wait. `Ok(true)`: the kernel continues. `Ok(false)`: the kernel has given up. `Err`: the
 /// access to memory or the wait failed, and the launch fails with this fault.
-pub(super) type Met = Result<bool, Fault>;
+pub(super) type SignalResult = Result<bool, Fault>;
 
 /// The ranks' memory, as described by the first parameter of a launch.
 pub(super) struct Peers<'a> {
@@ -29,7 +29,7 @@ impl Peers<'_> {
     pub(super) fn enter(
         launch: &Launch<'_>,
         kernel: Kernel,
-        twin: impl FnOnce(&Peers<'_>) -> Met,
+        twin: impl FnOnce(&Peers<'_>) -> SignalResult,
     ) -> Result<(), Fault> {
         // SAFETY: `Ranks` consists of numbers, so any bytes are a valid value.
         let ranks: Ranks = unsafe { parameter(launch, 0)? };
@@ -63,20 +63,20 @@ impl Peers<'_> {
 
     /// Waits until the peer has consumed this rank's previous signal on the channel (the signal's word in the peer's
     /// pad is 0), then signals the peer: sets the word to 1.
-    pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
+    pub(super) fn put(&self, peer: u32, channel: u32) -> SignalResult {
         let slot = self.layout().slot(channel, self.ranks.rank);
-        self.flip(Waiting::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
+        self.flip(WaitKind::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
     }
 
     /// Waits for a peer's signal, and resets the signal's word to 0.
-    pub(super) fn wait(&self, peer: u32, channel: u32) -> Met {
+    pub(super) fn wait(&self, peer: u32, channel: u32) -> SignalResult {
         let slot = self.layout().slot(channel, peer);
-        self.flip(Waiting::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
+        self.flip(WaitKind::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
     }
 
     /// Synchronizes all ranks. The device uses one thread for each peer. Here one thread first signals all peers, then
     /// waits for the signal of each.
-    pub(super) fn meet(&self, channel: u32) -> Met {
+    pub(super) fn meet(&self, channel: u32) -> SignalResult {
         let peers = || (0..self.ranks.world).filter(|peer| *peer != self.ranks.rank);
         for peer in peers() {
             if !self.put(peer, channel)? {
@@ -91,11 +91,11 @@ impl Peers<'_> {
         Ok(true)
     }
 
-    fn flip(&self, waits: Waiting, view: View, peer: u32, channel: u32) -> Met {
+    fn flip(&self, waits: WaitKind, view: View, peer: u32, channel: u32) -> SignalResult {
         let word = view.atomic_u32(0)?;
         let (from, to) = match waits {
-            Waiting::Room => (0, 1),
-            Waiting::Signal => (1, 0),
+            WaitKind::Room => (0, 1),
+            WaitKind::Signal => (1, 0),
         };
         let began = sched::now();
         let deadline = began.saturating_add(Duration::from_nanos(self.ranks.deadline_ns));
@@ -117,15 +117,16 @@ impl Peers<'_> {
         }
     }
 
-    fn give_up(&self, waits: Waiting, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
+    fn give_up(&self, waits: WaitKind, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
         if self.gave_up_word()?.atomic_u32(0)?.swap(1, Ordering::SeqCst) != 0 {
             return Ok(());
         }
-        let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
+        let view =
+            self.launch.exec.view(self.ranks.fault.0, size_of::<FaultLayout>() as u64, Access::all())?;
         view.atomic_u32(0)?;
-        // SAFETY: the view has the size of a `Layout`. `FaultRecord` aligns the record to a page. A `Layout` consists
-        // of atomics.
-        let record = unsafe { &*view.as_ptr().cast::<Layout>() };
+        // SAFETY: the view has the size of a `FaultLayout`. `FaultRecord` aligns the record to a page. A `FaultLayout`
+        // consists of atomics.
+        let record = unsafe { &*view.as_ptr().cast::<FaultLayout>() };
         record.kernel.store(self.kernel as u32, Ordering::Relaxed);
         record.waits.store(waits as u32, Ordering::Relaxed);
         record.peer.store(peer, Ordering::Relaxed);

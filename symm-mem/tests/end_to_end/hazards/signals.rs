@@ -5,7 +5,7 @@ use std::time::Duration;
 use cuda_driver::{DevicePtr, Stream, StreamFlags};
 use symm_mem::{
     SymmetricGroup, commit_all,
-    kernels::{KernelError, Waiting, twins},
+    kernels::{KernelError, WaitKind, twins},
     rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
 };
 
@@ -67,7 +67,7 @@ fn a_signal_of_one_group_is_not_consumed_by_another_over_the_same_memory() {
                 let Err(KernelError::Late(late)) = other.check() else {
                     panic!("a group has consumed the signal of another one")
                 };
-                assert_eq!((late.waiting, late.peer, late.channel), (Waiting::Signal, 0, CHANNEL));
+                assert_eq!((late.waiting, late.peer, late.channel), (WaitKind::Signal, 0, CHANNEL));
                 wait(signalled, &stream, LONG);
                 stream.synchronize().unwrap();
             }
@@ -125,8 +125,8 @@ fn signals_of_two_groups_are_in_flight_at_once_and_bring_their_own_values() {
     });
 }
 
-/// Each rank is in two groups with another peer in each, at the same place, and both signal at once over one block. Then
-/// the world, which has the same block, has none of these signals.
+/// Each rank is in two groups with another peer in each, at the same place, and both signal at once over one block.
+/// Then the world, which has the same block, has none of these signals.
 #[test]
 fn signals_of_groups_with_other_members_reach_only_their_own() {
     run(4, NCCL, twins::register, |rank| {
@@ -164,7 +164,7 @@ fn signals_of_groups_with_other_members_reach_only_their_own() {
             let Err(KernelError::Late(late)) = world.check() else {
                 panic!("nobody has signalled the world")
             };
-            assert_eq!((late.waiting, late.peer), (Waiting::Signal, 1 - rank.rank));
+            assert_eq!((late.waiting, late.peer), (WaitKind::Signal, 1 - rank.rank));
         }
         rank.world.barrier(soon()).unwrap();
         drop(block);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
 use symm_mem::kernels::{
-    Algorithm, AllGather, AllReduce, AllToAll, KernelError, PadLayout, ReduceScatter, Target, Waiting,
+    Algorithm, AllGather, AllReduce, AllToAll, KernelError, PadLayout, ReduceScatter, Target, WaitKind,
 };
 
 use super::rig::{self, Rank, all_done};
@@ -214,7 +214,8 @@ pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
     }
 }
 
-/// Every kind, target, type and operation, with lengths around packs, rows of a block and shares of a grid.
+/// Every kind, target, type and operation, with lengths around vectors of 16 bytes, rows of a block and shares of a
+/// grid.
 pub(crate) fn everything(ranks: &[Rank], lengths: &[u64]) -> u64 {
     let mut cases = 0;
     for dtype in reference::TYPES {
@@ -252,7 +253,7 @@ pub(crate) fn ranks(driver: &Driver, devices: u32, world: u32, bytes: usize) -> 
     ranks
 }
 
-/// Lengths around a pack of each type, and around a row of a block of one-byte elements.
+/// Lengths around a vector of 16 bytes of each type, and around a row of a block of one-byte elements.
 pub(crate) const SHORT_LENGTHS: [u64; 6] = [0, 1, 7, 17, 64, 519];
 
 /// Collectives of a megabyte, with rows that no grid shares evenly: two of each kind with each target, and different
@@ -295,7 +296,7 @@ pub(crate) fn config(cases: u32) -> Config {
 fn case(world: usize) -> impl Strategy<Value = (Case, u64)> {
     let place = (0..KINDS.len(), any::<Index>(), 0_u64..40, 0_u64..17);
     let what = (select(&reference::TYPES[..]), select(&ReduceOp::ALL[..]));
-    // Around packs, around a row of a block, and around all rows of all blocks.
+    // Around vectors of 16 bytes, around a row of a block, and around all rows of all blocks.
     let bytes = prop_oneof![0_u64..70, 8_100_u64..8_300, 196_500_u64..196_700, 0_u64..300_000];
     (place, what, bytes, any::<u64>())
         .prop_map(move |((kind, target, input, past), (dtype, op), bytes, seed)| {
@@ -365,7 +366,7 @@ pub(crate) fn absent(driver: &Driver, devices: u32) {
         unsafe { case.launch(&ranks[0]) }.unwrap();
         let result = ranks[0].done();
         let Err(KernelError::Late(late)) = result else { panic!("{kind:?}: {result:?}") };
-        assert!(late.peer != 0 && late.waiting == Waiting::Signal, "{kind:?}: {late}");
+        assert!(late.peer != 0 && late.waiting == WaitKind::Signal, "{kind:?}: {late}");
         assert!(late.channel >= PadLayout::USER_CHANNELS && late.waited >= SHORT, "{late}");
     }
 }

@@ -3,7 +3,7 @@
 
 use cuda_driver::Driver;
 use cuda_driver::graph::CaptureMode;
-use symm_mem::kernels::{Kernel, KernelError, Late, PadLayout, Ranks, Waiting};
+use symm_mem::kernels::{Kernel, KernelError, Late, PadLayout, Ranks, WaitKind};
 
 use super::rig::{self, Rank, all_done};
 use super::{LONG, SHORT, on_devices};
@@ -66,7 +66,7 @@ pub(super) fn an_absent_rank_is_named_and_the_context_lives(driver: &Driver, dev
     let late = late(present.done());
     assert_eq!(
         (late.kernel, late.waiting, late.channel),
-        (Some(Kernel::Barrier), Waiting::Signal, 7),
+        (Some(Kernel::Barrier), WaitKind::Signal, 7),
         "{late}"
     );
     assert!(late.peer != 0 && late.waited >= SHORT, "{late}");
@@ -105,7 +105,7 @@ pub(super) fn a_signal_that_is_not_taken_stops_the_next(driver: &Driver, devices
     }
     let late = late(rank.done());
     let told = (late.kernel, late.waiting, late.peer, late.channel);
-    assert_eq!(told, (Some(Kernel::PutSignal), Waiting::Room, 1, 0), "{late}");
+    assert_eq!(told, (Some(Kernel::PutSignal), WaitKind::Room, 1, 0), "{late}");
 }
 
 /// Captured once, launched several times.

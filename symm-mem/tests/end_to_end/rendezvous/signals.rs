@@ -10,7 +10,7 @@ use cuda_driver::{Driver, Stream, StreamFlags, sys::Api};
 use gpu_sim::World;
 use process_group::store::{HashStore, Store};
 use symm_mem::{
-    kernels::{KernelError, Waiting},
+    kernels::{KernelError, WaitKind},
     rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
 };
 
@@ -170,7 +170,7 @@ fn a_late_signal_is_an_error_and_the_context_lives() {
             unsafe { memory.wait_signal(&stream, 1, 7, Duration::from_millis(50)) }.unwrap();
             stream.synchronize().unwrap();
             let Err(KernelError::Late(late)) = memory.check() else { panic!() };
-            assert_eq!((late.waiting, late.peer, late.channel), (Waiting::Signal, 1, 7));
+            assert_eq!((late.waiting, late.peer, late.channel), (WaitKind::Signal, 1, 7));
             assert_eq!(memory.late(), Some(late));
         }
         // The memory is unchanged, and a new rendezvous gives new pads.
