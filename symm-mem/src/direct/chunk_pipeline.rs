@@ -36,25 +36,25 @@ impl ChunkPipeline<'_> {
     ///
     /// # Safety
     /// The words are valid until the stream has executed the signal.
-    pub(super) unsafe fn tell(&self, stream: usize, chunk: Chunk) -> cuda_driver::Result<()> {
+    pub(super) unsafe fn signal(&self, stream: usize, chunk: Chunk) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
     }
 
-    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved chunk `tell`, if `tell` is present.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved chunk `earlier`, if there is one.
     /// Then makes the stream wait until the slot of `chunk` is empty (if this rank sends) or full (if it receives), and
     /// copy `chunk` into the slot or out of it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed these operations.
-    pub(super) unsafe fn carry(
+    pub(super) unsafe fn move_chunk(
         &self,
         stream: usize,
-        tell: Option<Chunk>,
+        earlier: Option<Chunk>,
         chunk: Chunk,
     ) -> cuda_driver::Result<()> {
         let stream = self.stream(stream);
-        let tell = tell.map(|chunk| MemoryOp::Write32 { at: (self.words)(chunk.slot).1, value: 1 });
+        let signal = earlier.map(|chunk| MemoryOp::Write32 { at: (self.words)(chunk.slot).1, value: 1 });
         let (awaited, _) = (self.words)(chunk.slot);
         let [wait, reset] = wait_and_reset(awaited);
         let slot = self.ring + chunk.slot * self.slot_bytes;
@@ -65,8 +65,8 @@ impl ChunkPipeline<'_> {
         // SAFETY: the caller's contract. The stream may reset the word after its wait: the peer sets the word again
         // only after this rank has signalled this chunk, and until then no other stream waits for the word.
         unsafe {
-            match tell {
-                Some(tell) => stream.batch(&[tell, wait, reset])?,
+            match signal {
+                Some(signal) => stream.batch(&[signal, wait, reset])?,
                 None => stream.batch(&[wait, reset])?,
             }
             stream.copy(to, from, chunk.bytes)

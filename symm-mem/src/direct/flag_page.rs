@@ -53,7 +53,7 @@ pub(super) const AHEAD: u64 = LOG / 2;
 
 /// Offsets within a flag page, the same on all flag pages of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct FlagPageLayout {
     /// Number of members of the group.
     pub(super) world: usize,
     /// Number of slots of a ring, including those for graphs.
@@ -91,7 +91,7 @@ pub(super) struct Signal {
     pub(super) captured: bool,
 }
 
-impl Layout {
+impl FlagPageLayout {
     const LOG_BYTES: usize = LINE + LOG as usize * size_of::<LogEntry>();
     const CLAIM_BYTES: usize = LOG as usize * size_of::<AtomicU64>();
 
@@ -143,13 +143,13 @@ impl Layout {
 /// A rank's flag page, mapped into this process.
 #[derive(Debug, Clone)]
 pub(super) struct FlagPage {
-    layout: Layout,
+    layout: FlagPageLayout,
     memory: Arc<HostMemory>,
 }
 
 impl FlagPage {
     /// Creates a flag page whose words say that all slots are empty.
-    pub(super) fn create(context: &Context, layout: Layout) -> Result<Self, String> {
+    pub(super) fn create(context: &Context, layout: FlagPageLayout) -> Result<Self, String> {
         let page = Self::new(layout, Arc::new(HostMemory::create(context, layout.bytes())?));
         for peer in 0..layout.world {
             for slot in 0..layout.slots {
@@ -159,7 +159,7 @@ impl FlagPage {
         Ok(page)
     }
 
-    pub(super) fn new(layout: Layout, memory: Arc<HostMemory>) -> Self {
+    pub(super) fn new(layout: FlagPageLayout, memory: Arc<HostMemory>) -> Self {
         Self { layout, memory }
     }
 
@@ -184,7 +184,7 @@ impl FlagPage {
     }
 
     /// The `count` words from byte offset `at` on. Panics if they are not aligned, or not inside the page.
-    fn words_at<T: Words>(&self, at: usize, count: usize) -> &[T] {
+    fn words_at<T: AtomicWords>(&self, at: usize, count: usize) -> &[T] {
         assert!(
             at + count * size_of::<T>() <= self.memory.bytes() && at.is_multiple_of(align_of::<T>()),
             "{count} words at {at}, outside of a page of {:?}",
@@ -255,16 +255,16 @@ impl Signal {
 
 /// # Safety
 /// The type consists of atomic words, without padding, for which any content is valid.
-unsafe trait Words {}
+unsafe trait AtomicWords {}
 
 // SAFETY: an atomic word.
-unsafe impl Words for AtomicU32 {}
+unsafe impl AtomicWords for AtomicU32 {}
 // SAFETY: an atomic word.
-unsafe impl Words for AtomicU64 {}
+unsafe impl AtomicWords for AtomicU64 {}
 // SAFETY: two atomic words of the same size.
-unsafe impl Words for LogEntry {}
+unsafe impl AtomicWords for LogEntry {}
 
-/// An end's [half](super::half) of a message, and the [place](super::place::Place) of its buffer.
+/// An end's [half](super::half) of a message, and the [place](super::place::MappedPlace) of its buffer.
 #[derive(Debug)]
 #[repr(C)]
 struct LogEntry {
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn nothing_lies_over_anything_else() {
-        let layout = Layout { world: 3, slots: 5 };
+        let layout = FlagPageLayout { world: 3, slots: 5 };
         let mut lines = HashSet::new();
         let mut take = |at: usize, bytes: usize| {
             assert_eq!(at % LINE, 0);
@@ -329,9 +329,9 @@ mod tests {
             Signal::all().for_each(|signal| take(layout.word(peer, Word::Signal(signal)), LINE));
             for way in [Way::Send, Way::Receive] {
                 take(layout.word(peer, Word::Passed(way)), LINE);
-                take(layout.log(peer, way), Layout::LOG_BYTES);
+                take(layout.log(peer, way), FlagPageLayout::LOG_BYTES);
             }
-            take(layout.claims(peer), Layout::CLAIM_BYTES);
+            take(layout.claims(peer), FlagPageLayout::CLAIM_BYTES);
         }
         assert_eq!(lines.len() * LINE, layout.bytes());
     }

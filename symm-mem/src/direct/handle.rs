@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::core::{Core, DirectReport};
+use super::core::{DirectCore, DirectReport};
 use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
@@ -14,11 +14,11 @@ use crate::{
 pub struct Direct {
     /// The beginning of the text of errors. It names the group.
     call: CallContext,
-    core: Weak<Core>,
+    core: Weak<DirectCore>,
 }
 
 impl Direct {
-    pub(super) fn new(call: CallContext, core: &Arc<Core>) -> Self {
+    pub(super) fn new(call: CallContext, core: &Arc<DirectCore>) -> Self {
         Self { call, core: Arc::downgrade(core) }
     }
 

@@ -33,12 +33,12 @@ pub(super) struct Lane {
     /// [`is_idle`](Self::is_idle) also queries these streams.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<LaneState>,
 }
 
 /// The part of a lane that changes with each call: the next slots, and the last calls.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct LaneState {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
     pub(super) next: [usize; 2],
@@ -73,7 +73,7 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Cuts a message of `bytes` bytes at `at` into chunks. `next` is [`State::next`]. If `captured` is true, the
+    /// Cuts a message of `bytes` bytes at `at` into chunks. `next` is [`LaneState::next`]. If `captured` is true, the
     /// chunks take the slots for graphs, and `next[1]` advances. Otherwise they take the slots for eager chunks, and
     /// `next[0]` advances.
     pub(super) fn cut(
@@ -95,7 +95,7 @@ impl Ring {
 impl Lane {
     pub(super) fn new(context: &Context, way: Way, peer: usize) -> cuda_driver::Result<Self> {
         let event = || Event::new(context, EventFlags::DISABLE_TIMING);
-        let state = State { next: [0, 0], last: None, captured: None, captured_end: event()? };
+        let state = LaneState { next: [0, 0], last: None, captured: None, captured_end: event()? };
         let (streams, unmarked, pushes) = Default::default();
         let (end, second_end, state) = (event()?, event()?, Mutex::new(state));
         Ok(Self { way, peer, streams, end, second_end, unmarked, pushes, state })
@@ -130,7 +130,7 @@ impl Lane {
     /// otherwise for the lane's eager work.
     pub(super) fn follow(
         &self,
-        state: &State,
+        state: &LaneState,
         stream: &Stream,
         capture: Option<u64>,
     ) -> cuda_driver::Result<()> {
@@ -161,7 +161,7 @@ impl Lane {
     /// event.
     pub(super) fn mark<'a>(
         &'a self,
-        state: &'a mut State,
+        state: &'a mut LaneState,
         stream: &Stream,
         capture: Option<u64>,
     ) -> cuda_driver::Result<&'a Event> {

@@ -6,7 +6,7 @@ use process_group::{error_text, store::Deadline};
 
 use super::{
     DirectOptions,
-    flag_page::{FlagPage, Layout},
+    flag_page::{FlagPage, FlagPageLayout},
 };
 use crate::{
     agreement::{
@@ -47,7 +47,7 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 
 /// The reason why no member has a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Refusal {
+enum FlagPageRefusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
     /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of `rank`,
@@ -59,7 +59,7 @@ enum Refusal {
     /// - a member that waited in vain
     Failed { rank: u32, problem: String },
 }
-wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
+wire_enum!(FlagPageRefusal { 0 => Options { options }, 1 => Failed { rank, problem } });
 
 impl Protocol for FlagPageProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
@@ -68,16 +68,18 @@ impl Protocol for FlagPageProtocol {
     type Plan = Vec<(Site, Export)>;
     type Outcome = Outcome;
     type Agreed = ();
-    type Refusal = Refusal;
+    type Refusal = FlagPageRefusal;
 
     fn decide(records: &[(u32, PathRecord)]) -> Decision<Self> {
         let options = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.options.clone())));
         if !options.is_unanimous() {
-            return Decision::Refused { refusal: Refusal::Options { options } };
+            return Decision::Refused { refusal: FlagPageRefusal::Options { options } };
         }
         let page = |(rank, record): &(u32, PathRecord)| match &record.page {
             PageOffer::Offered { site, export } => Ok((site.clone(), export.clone())),
-            PageOffer::Missing { problem } => Err(Refusal::Failed { rank: *rank, problem: problem.clone() }),
+            PageOffer::Missing { problem } => {
+                Err(FlagPageRefusal::Failed { rank: *rank, problem: problem.clone() })
+            }
         };
         match records.iter().map(page).collect() {
             Ok(plan) => Decision::Act { plan },
@@ -93,7 +95,7 @@ impl Protocol for FlagPageProtocol {
         match sharing::judge(reports) {
             Some(failure) => {
                 let (rank, problem) = failure.cause();
-                Decision::Refused { refusal: Refusal::Failed { rank, problem } }
+                Decision::Refused { refusal: FlagPageRefusal::Failed { rank, problem } }
             }
             None => Decision::Agreed { agreed: () },
         }
@@ -102,7 +104,7 @@ impl Protocol for FlagPageProtocol {
 
 /// Creates this rank's flag page, and offers it to the other ranks until the [`Offer`] is dropped. The [`PageOffer`] is
 /// for this rank's record.
-fn offered(context: &Context, layout: Layout) -> Result<(FlagPage, Offer, PageOffer), String> {
+fn offered(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Offer, PageOffer), String> {
     let page = FlagPage::create(context, layout).map_err(|error| format!("its flag page: {error}"))?;
     let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
     let export = offer.export(Shareable::Host(page.memory().clone()), layout.bytes())?;
@@ -118,7 +120,7 @@ fn open_all(
     info: &GroupInfo,
     (own, offer): (&FlagPage, &Offer),
     pages: &[(Site, Export)],
-    layout: Layout,
+    layout: FlagPageLayout,
     deadline: Deadline,
 ) -> Result<Vec<FlagPage>, Outcome> {
     let parties = info.global_ranks().iter().zip(pages);
@@ -145,7 +147,7 @@ fn open_all(
 ///
 /// `attempt` is a name that the members use for this call only. A rank that cannot create its flag page still takes
 /// part: its record contains the reason, and the members agree on a refusal without opening any flag page.
-pub(super) fn agreed<T>(
+pub(super) fn exchange_flag_pages<T>(
     info: &GroupInfo,
     context: &Context,
     options: &DirectOptions,
@@ -153,7 +155,7 @@ pub(super) fn agreed<T>(
     call: &CallContext,
     make: impl FnOnce(Vec<FlagPage>) -> cuda_driver::Result<T>,
 ) -> Result<T, Error> {
-    let layout = Layout { world: info.world_size(), slots: options.ring().slots() };
+    let layout = FlagPageLayout { world: info.world_size(), slots: options.ring().slots() };
     let own = offered(context, layout);
     let page = match &own {
         Ok((.., offered)) => offered.clone(),
@@ -204,8 +206,8 @@ fn unmade(rank: u32, problem: String) -> ErrorKind {
 /// Converts the failure of the agreement to an error. `own` is the text of this rank's options, as in its record.
 fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
     match (failed.ending, failed.store) {
-        (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(rank, problem),
-        (Ending::Refused(Refusal::Options { options }), _) => {
+        (Ending::Refused(FlagPageRefusal::Failed { rank, problem }), _) => unmade(rank, problem),
+        (Ending::Refused(FlagPageRefusal::Options { options }), _) => {
             // Report the lowest rank whose options differ from this rank's.
             let others = options.entries.into_iter().filter(|entry| entry.value != own);
             let first = others.min_by_key(|entry| entry.ranks.first().copied());
@@ -235,14 +237,15 @@ mod tests {
     #[test]
     fn other_options_and_a_missing_flag_page_are_refused_by_name() {
         let records = [(4, record("a")), (5, record("a")), (6, record("b"))];
-        let Decision::Refused { refusal: Refusal::Options { options } } = FlagPageProtocol::decide(&records)
+        let Decision::Refused { refusal: FlagPageRefusal::Options { options } } =
+            FlagPageProtocol::decide(&records)
         else {
             panic!("the options differ")
         };
         assert_eq!(options.minority(), [6]);
         let missing =
             PathRecord { page: PageOffer::Missing { problem: "no memory".to_owned() }, ..record("a") };
-        let refusal = Refusal::Failed { rank: 5, problem: "no memory".to_owned() };
+        let refusal = FlagPageRefusal::Failed { rank: 5, problem: "no memory".to_owned() };
         let records = [(4, record("a")), (5, missing)];
         assert_eq!(FlagPageProtocol::decide(&records), Decision::Refused { refusal });
         assert!(matches!(FlagPageProtocol::decide(&records[..1]), Decision::Act { plan } if plan.len() == 1));
@@ -252,7 +255,7 @@ mod tests {
     fn a_failure_outweighs_silence() {
         let failed = Report::Outcome(Outcome::Failed { cause: "no addresses".to_owned() });
         let named = |reports: &[(u32, Report<Outcome>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
-            Decision::Refused { refusal: Refusal::Failed { rank, .. } } => Some(rank),
+            Decision::Refused { refusal: FlagPageRefusal::Failed { rank, .. } } => Some(rank),
             Decision::Agreed { .. } => None,
             other => panic!("{other:?}"),
         };

@@ -233,7 +233,7 @@
 //! | `claim` | decides which end of a message comes first |
 //! | `place` | the place of a buffer in the mapped segments: segment number and offset |
 //! | `lane` | one direction of a pair: the order of its messages, and their chunks |
-//! | `part` | the messages of one lane in one call |
+//! | `lane_launch` | the messages of one lane in one launch |
 //! | `pushes` | messages that the sender copies into the receiver's buffer: an abort gives their copies extra time |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
@@ -250,8 +250,9 @@ mod flag_page;
 mod half;
 mod handle;
 mod lane;
+mod lane_launch;
 mod meeting;
-mod part;
+
 mod place;
 mod pushes;
 mod rounds;
@@ -269,7 +270,7 @@ use process_group::{
     store::Deadline,
 };
 
-use self::{core::Core, lane::Ring};
+use self::{core::DirectCore, lane::Ring};
 pub use self::{core::DirectReport, handle::Direct};
 use crate::{
     domain::rank_of,
@@ -445,8 +446,9 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     let (info, attempt) = (rendezvous.group(), rendezvous.prefix(&memory).unwrap_or_default());
     let mapped = MappedSegments::of(group.id(), rank_of(group.global_rank()));
     mapped.keep_dropped();
-    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (mapped, memory));
-    let core = Arc::new(meeting::agreed(info, context, &options, (&attempt, deadline), &call, make)?);
+    let make = |flag_pages| DirectCore::new(context, rank, options.ring(), flag_pages, (mapped, memory));
+    let core =
+        Arc::new(meeting::exchange_flag_pages(info, context, &options, (&attempt, deadline), &call, make)?);
     let handle = Direct::new(call.clone(), &core);
     group.install(Arc::new(DirectPath { core: Some(core) })).map_err(|error| call.error(error))?;
     Ok(handle)
@@ -464,11 +466,11 @@ fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, ErrorKind> {
 #[derive(Debug)]
 struct DirectPath {
     /// Present until drop.
-    core: Option<Arc<Core>>,
+    core: Option<Arc<DirectCore>>,
 }
 
 impl DirectPath {
-    fn core(&self) -> &Arc<Core> {
+    fn core(&self) -> &Arc<DirectCore> {
         self.core.as_ref().unwrap_or_else(|| unreachable!("a path has its core until it is dropped"))
     }
 }

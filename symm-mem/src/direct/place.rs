@@ -4,9 +4,9 @@
 /// number identifies the same segment on all members. The upper 20 bits contain the number plus one, and the lower 44
 /// bits the offset in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place(pub(super) u64);
+pub(super) struct MappedPlace(pub(super) u64);
 
-impl Place {
+impl MappedPlace {
     /// Stands for a buffer that lies in no mapped segment.
     pub(super) const NONE: Self = Self(0);
     const OFFSET_BITS: u32 = 44;
@@ -33,9 +33,9 @@ mod tests {
     proptest! {
         #[test]
         fn a_place_is_what_it_was_made_of(number in 0u64..1 << 21, offset in 0u64..1 << 45) {
-            match Place::new(number, offset) {
+            match MappedPlace::new(number, offset) {
                 Some(place) => {
-                    prop_assert_ne!(place, Place::NONE);
+                    prop_assert_ne!(place, MappedPlace::NONE);
                     prop_assert_eq!(place.get(), Some((number, offset)));
                 }
                 None => prop_assert!(number >= (1 << 20) - 1 || offset >= 1 << 44),
@@ -45,6 +45,6 @@ mod tests {
 
     #[test]
     fn no_place_has_no_segment() {
-        assert_eq!(Place::NONE.get(), None);
+        assert_eq!(MappedPlace::NONE.get(), None);
     }
 }

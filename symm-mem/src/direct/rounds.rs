@@ -48,8 +48,8 @@
 //! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let s be the number of
-//! [slots](Load::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last slot and
-//! the first one belong to the same stream.
+//! [slots](LaneSchedule::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last
+//! slot and the first one belong to the same stream.
 //!
 //! If s is more than 2d, the waits form no cycle: each chunk depends only on earlier chunks. To see this, follow the
 //! waits back from the send of a chunk c:
@@ -68,7 +68,7 @@ pub(super) const STREAMS: usize = 2;
 
 /// The kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PieceKind {
     Chunk,
     Offer,
     Take,
@@ -76,8 +76,8 @@ pub(super) enum Kind {
 
 /// The pieces of one lane in one call, and the slots and streams that they use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Load {
-    pub(super) pieces: Vec<Kind>,
+pub(super) struct LaneSchedule {
+    pub(super) pieces: Vec<PieceKind>,
     /// True if this rank sends in the lane, and false if it receives.
     pub(super) sends: bool,
     /// Number of slots in the part of the lane's ring that this call uses: the part for captured messages if the call
@@ -90,29 +90,29 @@ pub(super) struct Load {
 /// With at least this many slots, the signals of chunks may be delayed even if a call uses two streams.
 const AMPLE: usize = 2 * STREAMS;
 
-/// The operations of one [`Action`], which a rank enqueues on one stream.
+/// The operations of one [`PieceAction`], which a rank enqueues on one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Step {
-    /// Index of the lane's [`Load`] in the call.
-    pub(super) part: usize,
+pub(super) struct PieceStep {
+    /// Index of the lane's [`LaneSchedule`] in the call.
+    pub(super) lane: usize,
     /// Index of the stream among the lane's streams: 0 or 1.
     pub(super) stream: usize,
-    pub(super) action: Action,
+    pub(super) action: PieceAction,
 }
 
-/// The action of a step. The numbers are indices in [`Load::pieces`].
+/// The action of a step. The numbers are indices in [`LaneSchedule::pieces`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    /// Signals the peer that the stream has moved chunk `tell`, if any. Then waits until the slot of `chunk` is empty
+pub(super) enum PieceAction {
+    /// Signals the peer that the stream has moved chunk `signal`, if any. Then waits until the slot of `chunk` is empty
     /// (to send) or full (to receive), and moves the chunk.
-    Carry { tell: Option<usize>, chunk: usize },
+    Move { signal: Option<usize>, chunk: usize },
     /// Signals the peer that the stream has moved this chunk.
-    Tell(usize),
+    Signal(usize),
     /// Signals that an offer's buffer is ready.
-    Ready(usize),
+    SignalReady(usize),
     /// Waits until the peer has copied an offer's message.
-    Done(usize),
-    /// [`Ready`](Self::Ready) and [`Done`](Self::Done) in one step, for a call of one lane.
+    AwaitDone(usize),
+    /// [`SignalReady`](Self::SignalReady) and [`AwaitDone`](Self::AwaitDone) in one step, for a call of one lane.
     Offer(usize),
     /// Waits until the peer's buffer is ready, copies the message, and signals that it is copied.
     Take(usize),
@@ -124,46 +124,49 @@ pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
     chunks > STREAMS && slots >= STREAMS
 }
 
-impl Load {
+impl LaneSchedule {
     /// Returns the index of the stream of each piece. All chunks of one slot have the same stream. Offers and takes
     /// have stream 0.
     fn streams_of_pieces(&self) -> Vec<usize> {
         let mut chunks = 0;
-        let stream = |kind: &Kind| match kind {
-            Kind::Chunk => {
+        let stream = |kind: &PieceKind| match kind {
+            PieceKind::Chunk => {
                 chunks += 1;
                 (chunks - 1) % self.slots % self.streams
             }
-            Kind::Offer | Kind::Take => 0,
+            PieceKind::Offer | PieceKind::Take => 0,
         };
         self.pieces.iter().map(stream).collect()
     }
 }
 
 /// The steps of a call, in the order in which they are enqueued.
-pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
-    if let [load] = loads {
-        return alone(load);
+pub(super) fn steps(schedules: &[LaneSchedule]) -> Vec<PieceStep> {
+    if let [schedule] = schedules {
+        return alone(schedule);
     }
-    let streams: Vec<_> = loads.iter().map(Load::streams_of_pieces).collect();
+    let streams: Vec<_> = schedules.iter().map(LaneSchedule::streams_of_pieces).collect();
     let mut steps = Vec::new();
-    let rounds = loads.iter().map(|load| load.pieces.len()).max().unwrap_or(0);
+    let rounds = schedules.iter().map(|schedule| schedule.pieces.len()).max().unwrap_or(0);
     for round in 0..rounds {
         // The steps of this round, by phase.
-        let mut phases: [Vec<Step>; 4] = Default::default();
-        for (part, (load, streams)) in loads.iter().zip(&streams).enumerate() {
-            let (Some(kind), Some(stream)) = (load.pieces.get(round), streams.get(round)) else { continue };
-            let mut add = |phase: usize, action| phases[phase].push(Step { part, stream: *stream, action });
+        let mut phases: [Vec<PieceStep>; 4] = Default::default();
+        for (lane, (schedule, streams)) in schedules.iter().zip(&streams).enumerate() {
+            let (Some(kind), Some(stream)) = (schedule.pieces.get(round), streams.get(round)) else {
+                continue;
+            };
+            let mut add =
+                |phase: usize, action| phases[phase].push(PieceStep { lane, stream: *stream, action });
             match kind {
-                Kind::Chunk => {
-                    let phase = if load.sends { 1 } else { 2 };
-                    add(phase, Action::Carry { tell: None, chunk: round });
-                    add(phase, Action::Tell(round));
+                PieceKind::Chunk => {
+                    let phase = if schedule.sends { 1 } else { 2 };
+                    add(phase, PieceAction::Move { signal: None, chunk: round });
+                    add(phase, PieceAction::Signal(round));
                 }
-                Kind::Take => add(2, Action::Take(round)),
-                Kind::Offer => {
-                    add(0, Action::Ready(round));
-                    add(3, Action::Done(round));
+                PieceKind::Take => add(2, PieceAction::Take(round)),
+                PieceKind::Offer => {
+                    add(0, PieceAction::SignalReady(round));
+                    add(3, PieceAction::AwaitDone(round));
                 }
             }
         }
@@ -173,36 +176,40 @@ pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
 }
 
 /// The steps of a call of one lane.
-fn alone(load: &Load) -> Vec<Step> {
-    let later = load.streams == 1 || load.slots >= AMPLE;
-    let streams = load.streams_of_pieces();
-    let step = |piece: usize, action| Step { part: 0, stream: streams[piece], action };
+fn alone(schedule: &LaneSchedule) -> Vec<PieceStep> {
+    let later = schedule.streams == 1 || schedule.slots >= AMPLE;
+    let streams = schedule.streams_of_pieces();
+    let step = |piece: usize, action| PieceStep { lane: 0, stream: streams[piece], action };
     // For each stream: the last chunk that it has moved, if the signal of this chunk is not enqueued yet.
-    let mut untold = [None; STREAMS];
+    let mut unsignalled = [None; STREAMS];
     let mut steps = Vec::new();
-    let tell_all = |untold: &mut [Option<usize>; STREAMS], steps: &mut Vec<Step>| {
-        untold.sort_unstable();
-        let told = untold.iter_mut().filter_map(Option::take);
-        steps.extend(told.map(|chunk| step(chunk, Action::Tell(chunk))));
+    let signal_all = |unsignalled: &mut [Option<usize>; STREAMS], steps: &mut Vec<PieceStep>| {
+        unsignalled.sort_unstable();
+        let moved = unsignalled.iter_mut().filter_map(Option::take);
+        steps.extend(moved.map(|chunk| step(chunk, PieceAction::Signal(chunk))));
     };
-    for (piece, kind) in load.pieces.iter().enumerate() {
+    for (piece, kind) in schedule.pieces.iter().enumerate() {
         match kind {
-            Kind::Chunk if later => {
-                let tell = untold[streams[piece]].replace(piece);
-                steps.push(step(piece, Action::Carry { tell, chunk: piece }));
+            PieceKind::Chunk if later => {
+                let signal = unsignalled[streams[piece]].replace(piece);
+                steps.push(step(piece, PieceAction::Move { signal, chunk: piece }));
             }
-            Kind::Chunk => {
-                steps.push(step(piece, Action::Carry { tell: None, chunk: piece }));
-                steps.push(step(piece, Action::Tell(piece)));
+            PieceKind::Chunk => {
+                steps.push(step(piece, PieceAction::Move { signal: None, chunk: piece }));
+                steps.push(step(piece, PieceAction::Signal(piece)));
             }
-            Kind::Offer | Kind::Take => {
-                tell_all(&mut untold, &mut steps);
-                let action = if *kind == Kind::Offer { Action::Offer(piece) } else { Action::Take(piece) };
+            PieceKind::Offer | PieceKind::Take => {
+                signal_all(&mut unsignalled, &mut steps);
+                let action = if *kind == PieceKind::Offer {
+                    PieceAction::Offer(piece)
+                } else {
+                    PieceAction::Take(piece)
+                };
                 steps.push(step(piece, action));
             }
         }
     }
-    tell_all(&mut untold, &mut steps);
+    signal_all(&mut unsignalled, &mut steps);
     steps
 }
 

@@ -25,10 +25,10 @@ type Message = (usize, usize, Mode);
 
 /// A word that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Word {
-    /// Rank of the flag page, peer, whether the word means *full* (otherwise *empty*), and slot.
+enum AwaitedWord {
+    /// RankModel of the flag page, peer, whether the word means *full* (otherwise *empty*), and slot.
     Slot(usize, usize, bool, usize),
-    /// Rank of the flag page, peer, whether the page's rank sends, and whether the word means *done* (otherwise
+    /// RankModel of the flag page, peer, whether the page's rank sends, and whether the word means *done* (otherwise
     /// *ready*).
     Signal(usize, usize, bool, bool),
 }
@@ -40,9 +40,9 @@ enum Op {
     Mark(usize),
     /// Waits until the mark of this number is reached.
     Await(usize),
-    Wait(Word),
-    Reset(Word),
-    Set(Word),
+    Wait(AwaitedWord),
+    Reset(AwaitedWord),
+    Set(AwaitedWord),
     /// Copies chunk `number` into a slot of the ring. A ring is identified by its sender and its receiver.
     Put {
         ring: (usize, usize),
@@ -76,7 +76,7 @@ enum Op {
 /// One direction between a rank and a peer, on the rank's side. Counts the chunks and the zero-copy messages of the
 /// lane's earlier calls.
 #[derive(Debug, Clone, Default)]
-struct Lane {
+struct LaneModel {
     chunks: usize,
     zero_copy: usize,
     /// The first stream of the lane in its last call, and the mark at the end of that call.
@@ -85,16 +85,16 @@ struct Lane {
 
 /// The operations of a rank with their streams, in the order in which the rank enqueues them.
 #[derive(Debug)]
-struct Rank {
+struct RankModel {
     rank: usize,
     slots: usize,
     /// Key: the peer, and whether the lane sends.
-    lanes: HashMap<(usize, bool), Lane>,
+    lanes: HashMap<(usize, bool), LaneModel>,
     ops: Vec<(usize, Op)>,
     marks: usize,
 }
 
-impl Rank {
+impl RankModel {
     fn chain(&mut self, earlier: usize, later: usize) -> usize {
         self.marks += 1;
         self.ops.extend([(earlier, Op::Mark(self.marks)), (later, Op::Await(self.marks))]);
@@ -103,8 +103,8 @@ impl Rank {
 
     /// Enqueues one call on the program's stream `caller`. `lanes` contains, for each lane of the call, the peer,
     /// whether the lane sends, and its pieces. Lanes that send come first. Mirrors
-    /// [`Core::enqueue`](super::super::core::Core).
-    fn call(&mut self, lanes: &[(usize, bool, Vec<Kind>)], caller: usize) {
+    /// [`DirectCore::enqueue`](super::super::core::DirectCore).
+    fn call(&mut self, lanes: &[(usize, bool, Vec<PieceKind>)], caller: usize) {
         let (rank, slots) = (self.rank, self.slots);
         let own =
             |peer: usize, sends: bool, number: usize| CALLERS + 2 * (2 * peer + usize::from(sends)) + number;
@@ -124,48 +124,52 @@ impl Rank {
             }
             streams.push((first, second));
         }
-        let load = |((_, sends, pieces), (_, second)): (&(_, bool, Vec<Kind>), &(_, Option<usize>))| Load {
-            pieces: pieces.clone(),
-            sends: *sends,
-            slots,
-            streams: 1 + usize::from(second.is_some()),
-        };
-        let loads: Vec<_> = lanes.iter().zip(&streams).map(load).collect();
-        for Step { part, stream, action } in steps(&loads) {
-            let ((peer, sends, kinds), (first, second)) = (&lanes[part], streams[part]);
+        let schedule =
+            |((_, sends, pieces), (_, second)): (&(_, bool, Vec<PieceKind>), &(_, Option<usize>))| {
+                LaneSchedule {
+                    pieces: pieces.clone(),
+                    sends: *sends,
+                    slots,
+                    streams: 1 + usize::from(second.is_some()),
+                }
+            };
+        let schedules: Vec<_> = lanes.iter().zip(&streams).map(schedule).collect();
+        for PieceStep { lane, stream, action } in steps(&schedules) {
+            let ((peer, sends, kinds), (first, second)) = (&lanes[lane], streams[lane]);
             let (peer, sends) = (*peer, *sends);
             let stream = if stream == 0 { first } else { second.unwrap() };
             let begun = &self.lanes[&(peer, sends)];
             let pair = if sends { (rank, peer) } else { (peer, rank) };
             let chunk_of = |piece: usize| begun.chunks + chunks_of(&kinds[..piece]);
             let zero_copy_of = |piece: usize| begun.zero_copy + piece - chunks_of(&kinds[..piece]);
-            let tell = |piece: usize| Op::Set(Word::Slot(peer, rank, sends, chunk_of(piece) % slots));
-            let signal = |done| Op::Set(Word::Signal(peer, rank, !sends, done));
+            let signal_chunk =
+                |piece: usize| Op::Set(AwaitedWord::Slot(peer, rank, sends, chunk_of(piece) % slots));
+            let signal = |done| Op::Set(AwaitedWord::Signal(peer, rank, !sends, done));
             let wait = |word| [Op::Wait(word), Op::Reset(word)];
             let ready = |piece| vec![Op::Open { pair, number: zero_copy_of(piece) }, signal(false)];
             let done = |piece| {
                 let number = zero_copy_of(piece);
-                let waits = wait(Word::Signal(rank, peer, sends, true)).into_iter();
+                let waits = wait(AwaitedWord::Signal(rank, peer, sends, true)).into_iter();
                 waits.chain([Op::Close { pair, number }]).collect::<Vec<_>>()
             };
             let ops = match action {
-                Action::Tell(piece) => vec![tell(piece)],
-                Action::Carry { tell: told, chunk } => {
+                PieceAction::Signal(piece) => vec![signal_chunk(piece)],
+                PieceAction::Move { signal: earlier, chunk } => {
                     let (number, slot) = (chunk_of(chunk), chunk_of(chunk) % slots);
                     let copy = if sends {
                         Op::Put { ring: pair, slot, number }
                     } else {
                         Op::Take { ring: pair, slot, number }
                     };
-                    let word = Word::Slot(rank, peer, !sends, slot);
-                    told.map(tell).into_iter().chain(wait(word)).chain([copy]).collect()
+                    let word = AwaitedWord::Slot(rank, peer, !sends, slot);
+                    earlier.map(signal_chunk).into_iter().chain(wait(word)).chain([copy]).collect()
                 }
-                Action::Ready(piece) => ready(piece),
-                Action::Done(piece) => done(piece),
-                Action::Offer(piece) => [ready(piece), done(piece)].concat(),
-                Action::Take(piece) => {
+                PieceAction::SignalReady(piece) => ready(piece),
+                PieceAction::AwaitDone(piece) => done(piece),
+                PieceAction::Offer(piece) => [ready(piece), done(piece)].concat(),
+                PieceAction::Take(piece) => {
                     let copy = Op::Copy { pair, number: zero_copy_of(piece) };
-                    let waits = wait(Word::Signal(rank, peer, sends, false)).into_iter();
+                    let waits = wait(AwaitedWord::Signal(rank, peer, sends, false)).into_iter();
                     waits.chain([copy, signal(true)]).collect()
                 }
             };
@@ -185,15 +189,15 @@ impl Rank {
 
     /// Enqueues this rank's ends of `messages` as one call on the program's stream `caller`.
     fn calls(&mut self, messages: &[Message], caller: usize) {
-        let mut lanes: Vec<(usize, bool, Vec<Kind>)> = Vec::new();
+        let mut lanes: Vec<(usize, bool, Vec<PieceKind>)> = Vec::new();
         for sends in [true, false] {
             for peer in 0..WORLD {
                 let pair = if sends { (self.rank, peer) } else { (peer, self.rank) };
                 let of_lane = messages.iter().filter(|(from, to, _)| (*from, *to) == pair);
                 let kinds = of_lane.flat_map(|(.., mode)| match mode {
-                    Mode::Chunks(chunks) => vec![Kind::Chunk; *chunks],
-                    Mode::ZeroCopy { sender_first } if *sender_first == sends => vec![Kind::Offer],
-                    Mode::ZeroCopy { .. } => vec![Kind::Take],
+                    Mode::Chunks(chunks) => vec![PieceKind::Chunk; *chunks],
+                    Mode::ZeroCopy { sender_first } if *sender_first == sends => vec![PieceKind::Offer],
+                    Mode::ZeroCopy { .. } => vec![PieceKind::Take],
                 });
                 let kinds: Vec<_> = kinds.collect();
                 if !kinds.is_empty() && peer != self.rank {
@@ -207,8 +211,8 @@ impl Rank {
     }
 }
 
-fn chunks_of(kinds: &[Kind]) -> usize {
-    kinds.iter().filter(|kind| **kind == Kind::Chunk).count()
+fn chunks_of(kinds: &[PieceKind]) -> usize {
+    kinds.iter().filter(|kind| **kind == PieceKind::Chunk).count()
 }
 
 const WORLD: usize = 4;
@@ -219,8 +223,8 @@ const WORLD: usize = 4;
 /// - A word is set that is already set, or two streams pass a wait for one signal.
 /// - A slot does not contain the chunk that the receiver expects.
 /// - A zero-copy message is copied before its buffer is ready, or its wait for *done* ends before it is copied.
-fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
-    let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
+fn run(ranks: &[RankModel], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
+    let (mut words, mut rings) = (HashMap::<AwaitedWord, bool>::new(), HashMap::new());
     // Zero-copy messages whose buffer the peer may use, and those that are copied.
     let (mut open, mut copied) = (HashSet::new(), HashSet::new());
     let mut marked = vec![vec![false]; WORLD];
@@ -235,8 +239,8 @@ fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestC
     }
     waiting.iter_mut().for_each(|queue| queue.reverse());
     loop {
-        let is_set = |words: &HashMap<Word, bool>, word: &Word| {
-            *words.get(word).unwrap_or(&matches!(word, Word::Slot(_, _, false, _)))
+        let is_set = |words: &HashMap<AwaitedWord, bool>, word: &AwaitedWord| {
+            *words.get(word).unwrap_or(&matches!(word, AwaitedWord::Slot(_, _, false, _)))
         };
         let ready = waiting.iter().enumerate().filter_map(|(at, queue)| {
             let goes_on = match queue.last()? {
@@ -304,7 +308,7 @@ proptest! {
         )),
         seed: u64,
     ) {
-        let rank = |rank| Rank { rank, slots, lanes: HashMap::new(), ops: Vec::new(), marks: 0 };
+        let rank = |rank| RankModel { rank, slots, lanes: HashMap::new(), ops: Vec::new(), marks: 0 };
         let mut ranks: Vec<_> = (0..WORLD).map(rank).collect();
         for (messages, together, callers) in &calls {
             let calls: Vec<_> = messages.chunks(if *together { messages.len() } else { 1 }).collect();
@@ -320,55 +324,55 @@ proptest! {
     /// zero-copy message are also signalled before it.
     #[test]
     fn every_piece_is_enqueued_once(
-        loads in prop::collection::vec((
-            prop::collection::vec(prop::sample::select(&[Kind::Chunk, Kind::Chunk, Kind::Offer, Kind::Take][..]), 0..20),
+        schedules in prop::collection::vec((
+            prop::collection::vec(prop::sample::select(&[PieceKind::Chunk, PieceKind::Chunk, PieceKind::Offer, PieceKind::Take][..]), 0..20),
             any::<bool>(), 1usize..7, 1usize..=STREAMS,
         ), 0..5)
     ) {
-        let loads: Vec<_> = loads
+        let schedules: Vec<_> = schedules
             .into_iter()
-            .map(|(pieces, sends, slots, streams)| Load { pieces, sends, slots, streams })
+            .map(|(pieces, sends, slots, streams)| LaneSchedule { pieces, sends, slots, streams })
             .collect();
-        let mut carried = vec![Vec::new(); loads.len()];
-        let (mut told, mut opened, mut ended) = (carried.clone(), vec![Vec::new(); loads.len()], vec![Vec::new(); loads.len()]);
-        for Step { part, stream, action } in steps(&loads) {
-            let mut tell = |chunk: usize| {
-                prop_assert!(carried[part].contains(&(chunk, stream)), "{chunk} is not there");
-                told[part].push((chunk, stream));
+        let mut moved = vec![Vec::new(); schedules.len()];
+        let (mut signalled, mut opened, mut ended) = (moved.clone(), vec![Vec::new(); schedules.len()], vec![Vec::new(); schedules.len()]);
+        for PieceStep { lane, stream, action } in steps(&schedules) {
+            let mut signal_chunk = |chunk: usize| {
+                prop_assert!(moved[lane].contains(&(chunk, stream)), "{chunk} is not there");
+                signalled[lane].push((chunk, stream));
                 Ok(())
             };
             match action {
-                Action::Tell(chunk) => tell(chunk)?,
-                Action::Carry { tell: earlier, chunk } => {
-                    earlier.map_or(Ok(()), tell)?;
-                    carried[part].push((chunk, stream));
+                PieceAction::Signal(chunk) => signal_chunk(chunk)?,
+                PieceAction::Move { signal: earlier, chunk } => {
+                    earlier.map_or(Ok(()), signal_chunk)?;
+                    moved[lane].push((chunk, stream));
                 }
-                Action::Ready(piece) => opened[part].push(piece),
-                Action::Done(piece) => ended[part].push(piece),
-                Action::Offer(piece) | Action::Take(piece) => {
-                    if matches!(action, Action::Offer(_)) {
-                        opened[part].push(piece);
+                PieceAction::SignalReady(piece) => opened[lane].push(piece),
+                PieceAction::AwaitDone(piece) => ended[lane].push(piece),
+                PieceAction::Offer(piece) | PieceAction::Take(piece) => {
+                    if matches!(action, PieceAction::Offer(_)) {
+                        opened[lane].push(piece);
                     }
-                    ended[part].push(piece);
-                    if loads.len() == 1 {
-                        prop_assert_eq!(told[part].len(), carried[part].len());
+                    ended[lane].push(piece);
+                    if schedules.len() == 1 {
+                        prop_assert_eq!(signalled[lane].len(), moved[lane].len());
                     }
                 }
             }
         }
-        for (part, load) in loads.iter().enumerate() {
-            let of = |wanted: &[Kind]| -> Vec<usize> {
-                let pieces = load.pieces.iter().enumerate().filter(|(_, kind)| wanted.contains(kind));
+        for (lane, schedule) in schedules.iter().enumerate() {
+            let of = |wanted: &[PieceKind]| -> Vec<usize> {
+                let pieces = schedule.pieces.iter().enumerate().filter(|(_, kind)| wanted.contains(kind));
                 pieces.map(|(piece, _)| piece).collect()
             };
-            let mut all: Vec<_> = told[part].iter().map(|(chunk, _)| *chunk).collect();
+            let mut all: Vec<_> = signalled[lane].iter().map(|(chunk, _)| *chunk).collect();
             all.sort_unstable();
-            prop_assert_eq!(&all, &of(&[Kind::Chunk]));
-            prop_assert_eq!(carried[part].iter().map(|(chunk, _)| *chunk).collect::<Vec<_>>(), all);
-            prop_assert_eq!(&opened[part], &of(&[Kind::Offer]));
-            prop_assert_eq!(&ended[part], &of(&[Kind::Offer, Kind::Take]));
-            for (at, (chunk, stream)) in carried[part].iter().enumerate() {
-                prop_assert_eq!(*stream, carried[part][at % load.slots].1, "of chunk {}'s slot", chunk);
+            prop_assert_eq!(&all, &of(&[PieceKind::Chunk]));
+            prop_assert_eq!(moved[lane].iter().map(|(chunk, _)| *chunk).collect::<Vec<_>>(), all);
+            prop_assert_eq!(&opened[lane], &of(&[PieceKind::Offer]));
+            prop_assert_eq!(&ended[lane], &of(&[PieceKind::Offer, PieceKind::Take]));
+            for (at, (chunk, stream)) in moved[lane].iter().enumerate() {
+                prop_assert_eq!(*stream, moved[lane][at % schedule.slots].1, "of chunk {}'s slot", chunk);
             }
         }
     }

@@ -15,14 +15,14 @@ use super::flag_page::{FlagPage, Phase, Signal, Word, wait_and_reset};
 
 /// A zero-copy message on the first end. The peer copies the message from or into this rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Offer {
+pub(super) struct ZeroCopyOffer {
     /// The number of the message, if the peer copies into the buffer.
     pub(super) pushed: Option<u64>,
 }
 
 /// A zero-copy message on the second end. This rank copies `bytes` bytes between its own buffer and the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Take {
+pub(super) struct ZeroCopyTake {
     pub(super) to: DevicePtr,
     pub(super) from: DevicePtr,
     pub(super) bytes: usize,
@@ -43,14 +43,14 @@ pub(super) struct ZeroCopy<'a> {
 
 impl ZeroCopy<'_> {
     /// The word that the peer's stream waits for.
-    fn told(&self, phase: Phase) -> DevicePtr {
+    fn peer_word(&self, phase: Phase) -> DevicePtr {
         let signal = Signal { way: self.way.opposite(), phase, captured: self.captured };
         self.other.at(self.rank, Word::Signal(signal))
     }
 
     /// The operation that sets the peer's word.
-    fn tell(&self, phase: Phase) -> MemoryOp {
-        MemoryOp::Write32 { at: self.told(phase), value: 1 }
+    fn set(&self, phase: Phase) -> MemoryOp {
+        MemoryOp::Write32 { at: self.peer_word(phase), value: 1 }
     }
 
     /// The operations that wait for a phase, and reset its word.
@@ -74,7 +74,7 @@ impl ZeroCopy<'_> {
     /// The flag pages and the message's buffers stay valid until the stream has executed the enqueued operations.
     pub(super) unsafe fn ready(&self, stream: &Stream) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
+        unsafe { stream.write_value32(self.peer_word(Phase::Ready), 1) }
     }
 
     /// Makes the stream wait until the peer has copied the message. After the wait, the stream [reports](Self::pass) to
@@ -83,7 +83,7 @@ impl ZeroCopy<'_> {
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
-    pub(super) unsafe fn done(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
+    pub(super) unsafe fn done(&self, stream: &Stream, offer: ZeroCopyOffer) -> cuda_driver::Result<()> {
         let ops: Vec<_> = self.wait(Phase::Done).into_iter().chain(self.pass(offer.pushed)).collect();
         // SAFETY: the caller's contract. No other stream waits for the word of *done*, so this stream may reset it.
         unsafe { stream.batch(&ops) }
@@ -93,8 +93,8 @@ impl ZeroCopy<'_> {
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
-    pub(super) unsafe fn offer(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
-        let ops = [self.tell(Phase::Ready)].into_iter().chain(self.wait(Phase::Done));
+    pub(super) unsafe fn offer(&self, stream: &Stream, offer: ZeroCopyOffer) -> cuda_driver::Result<()> {
+        let ops = [self.set(Phase::Ready)].into_iter().chain(self.wait(Phase::Done));
         let ops: Vec<_> = ops.chain(self.pass(offer.pushed)).collect();
         // SAFETY: as above.
         unsafe { stream.batch(&ops) }
@@ -104,9 +104,9 @@ impl ZeroCopy<'_> {
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
-    pub(super) unsafe fn take(&self, stream: &Stream, take: Take) -> cuda_driver::Result<()> {
-        let Take { to, from, bytes, pushed } = take;
-        let done: Vec<_> = [self.tell(Phase::Done)].into_iter().chain(self.pass(pushed)).collect();
+    pub(super) unsafe fn take(&self, stream: &Stream, take: ZeroCopyTake) -> cuda_driver::Result<()> {
+        let ZeroCopyTake { to, from, bytes, pushed } = take;
+        let done: Vec<_> = [self.set(Phase::Done)].into_iter().chain(self.pass(pushed)).collect();
         // SAFETY: as above. The peer's buffer is valid until the peer's stream has passed the wait for *done*, which
         // this stream signals after the copy.
         unsafe {

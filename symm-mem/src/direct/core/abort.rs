@@ -15,11 +15,11 @@ use super::{
         flag_page::{Phase, Signal},
         lane::Lane,
     },
-    Core,
+    DirectCore,
 };
 
-/// The longest time that [`end`](Core::end) waits for launched work to complete. Also the time limit of
-/// [`settle`](Core::settle), and the time after which the thread of an abort polls less often.
+/// The longest time that [`end`](DirectCore::end) waits for launched work to complete. Also the time limit of
+/// [`settle`](DirectCore::settle), and the time after which the thread of an abort polls less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest time after the receiver's abort that its stream still waits for senders that copy zero-copy messages
@@ -27,24 +27,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The longest time after an abort that a sender's stream still waits until a receiver's buffer is ready.
-/// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies,
-/// even if the buffer is not ready.
+/// [`is_grace_over`](DirectCore::is_grace_over) describes when the time begins. When it is over, the sender's stream
+/// copies, even if the buffer is not ready.
 ///
 /// `SENDER_GRACE` is longer than [`GRACE`], so that the receiver's stream can become ready in time. Until `GRACE` is
 /// over, that stream may be blocked by a wait for the copy of an earlier message. Afterwards it still has to complete
 /// its earlier work on the buffer.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
-impl Core {
+impl DirectCore {
     /// Returns true if no thread is enqueueing and no launched work runs. Ignores captured work.
     fn is_idle(&self) -> bool {
-        self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
+        self.enqueuers.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
     /// If the path is not [idle](Self::is_idle), or has captured work: announces that this rank has given up, and then
     /// ends the waits of its streams, except those for which [`holds`](Self::holds) returns true. Returns whether the
     /// path was idle before that.
-    fn let_go(&self) -> bool {
+    fn end_waits(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
             let own = &self.flag_pages[self.rank];
@@ -114,7 +114,7 @@ impl Core {
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
                 while let Some(core) = core.upgrade() {
-                    if core.let_go() && !core.has_captured.load(Ordering::Relaxed) {
+                    if core.end_waits() && !core.has_captured.load(Ordering::Relaxed) {
                         return;
                     }
                     drop(core);
@@ -125,7 +125,7 @@ impl Core {
             let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
         }
         loop {
-            if self.let_go() {
+            if self.end_waits() {
                 return true;
             }
             if deadline.expired() {

@@ -10,19 +10,19 @@ use super::{
         chunk_pipeline::ChunkPipeline,
         flag_page::Word,
         lane::Lane,
-        part::{Part, Piece},
-        rounds::{Action, Kind, Load, Step, steps, takes_turns},
+        lane_launch::{LaneLaunch, Piece},
+        rounds::{LaneSchedule, PieceAction, PieceKind, PieceStep, steps, takes_turns},
         zero_copy::ZeroCopy,
     },
-    Core,
+    DirectCore,
 };
 use crate::lock::lock;
 
-impl Core {
-    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
-    /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
+impl DirectCore {
+    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`first_streams`](Self::first_streams) selects the
+    /// first stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
     /// capture uses that stream, or the ring has only one slot for this kind of call (captured or not). Updates
-    /// [`Part::unlaunched`].
+    /// [`LaneLaunch::unlaunched`].
     ///
     /// After an abort, leaves out the remaining chunks, but still enqueues zero-copy messages. If it has left out
     /// chunks, returns [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be
@@ -32,146 +32,153 @@ impl Core {
     /// As [`launch`](Self::launch).
     pub(super) unsafe fn enqueue(
         &self,
-        parts: &mut [Part<'_>],
+        launches: &mut [LaneLaunch<'_>],
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<(), PathError> {
-        let words: Vec<_> = parts.iter().map(|part| self.words(part.lane)).collect();
-        let kinds: Vec<_> = parts.iter().map(Part::kinds).collect();
-        let firsts = self.part_ways(parts, stream, capture)?;
+        let words: Vec<_> = launches.iter().map(|launch| self.words(launch.lane)).collect();
+        let kinds: Vec<_> = launches.iter().map(LaneLaunch::kinds).collect();
+        let firsts = self.first_streams(launches, stream, capture)?;
         let slots = self.ring.slots[usize::from(capture.is_some())];
-        let mut pipelines = Vec::with_capacity(parts.len());
-        for (((part, kinds), first), words) in parts.iter().zip(&kinds).zip(firsts).zip(&words) {
-            part.lane.follow(&part.state, first, capture)?;
-            let chunks = kinds.iter().filter(|kind| **kind == Kind::Chunk).count();
+        let mut pipelines = Vec::with_capacity(launches.len());
+        for (((launch, kinds), first), words) in launches.iter().zip(&kinds).zip(firsts).zip(&words) {
+            launch.lane.follow(&launch.state, first, capture)?;
+            let chunks = kinds.iter().filter(|kind| **kind == PieceKind::Chunk).count();
             let mut second = None;
             if takes_turns(chunks, slots) {
-                second = part.lane.stream(1, &self.context, capture)?;
+                second = launch.lane.stream(1, &self.context, capture)?;
             }
             if let Some(second) = second {
                 self.chain(first, second, capture)?;
             }
-            let Lane { way, peer, .. } = *part.lane;
+            let Lane { way, peer, .. } = *launch.lane;
             let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
             pipelines.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
         }
-        let load = |(pieces, pipeline): (_, &ChunkPipeline<'_>)| Load {
+        let schedule = |(pieces, pipeline): (_, &ChunkPipeline<'_>)| LaneSchedule {
             pieces,
             sends: pipeline.way == Way::Send,
             slots,
             streams: pipeline.streams(),
         };
-        let loads: Vec<_> = kinds.into_iter().zip(&pipelines).map(load).collect();
-        let mut carried = Ok(());
-        for step in steps(&loads) {
+        let schedules: Vec<_> = kinds.into_iter().zip(&pipelines).map(schedule).collect();
+        let mut result = Ok(());
+        for step in steps(&schedules) {
             // After an abort, chunks are useless and are left out. Zero-copy messages are still enqueued: a peer that
             // has taken this rank's offer still copies, so this rank's stream must still wait for the copy before the
             // caller reuses the buffer.
-            let is_chunk = matches!(step.action, Action::Carry { .. } | Action::Tell(_));
+            let is_chunk = matches!(step.action, PieceAction::Move { .. } | PieceAction::Signal(_));
             if is_chunk && self.is_aborted.load(Ordering::Relaxed) {
-                carried = Err(PathError::Aborted);
+                result = Err(PathError::Aborted);
                 continue;
             }
-            let (part, pipeline) = (&parts[step.part], &pipelines[step.part]);
+            let (launch, pipeline) = (&launches[step.lane], &pipelines[step.lane]);
             // SAFETY: the caller's contract.
-            if let Err(error) = unsafe { self.enqueue_step(part, pipeline, step, capture.is_some()) } {
-                carried = Err(error.into());
+            if let Err(error) = unsafe { self.enqueue_step(launch, pipeline, step, capture.is_some()) } {
+                result = Err(error.into());
                 break;
             }
-            if let Action::Done(at) | Action::Offer(at) | Action::Take(at) = step.action
-                && let Some(number) = part.pieces[at].pushed()
+            if let PieceAction::AwaitDone(at) | PieceAction::Offer(at) | PieceAction::Take(at) = step.action
+                && let Some(number) = launch.pieces[at].pushed()
             {
-                parts[step.part].unlaunched = number + 1;
+                launches[step.lane].unlaunched = number + 1;
             }
         }
         // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
         // lanes' streams only until the streams have reached the last recorded events. Without new events, operations
         // that this call has enqueued could wait for ever.
-        let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
-            let joined = second.map_or(Ok(()), |second| match capture {
-                Some(_) => self.chain(second, first, capture),
-                None => part.lane.join(first, second),
+        let marked =
+            launches.iter_mut().zip(&pipelines).map(|(launch, ChunkPipeline { first, second, .. })| {
+                let joined = second.map_or(Ok(()), |second| match capture {
+                    Some(_) => self.chain(second, first, capture),
+                    None => launch.lane.join(first, second),
+                });
+                let marked = launch.lane.mark(&mut launch.state, first, capture);
+                let is_own = first.raw() == stream.raw();
+                joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
             });
-            let marked = part.lane.mark(&mut part.state, first, capture);
-            let is_own = first.raw() == stream.raw();
-            joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
-        });
-        marked.fold(carried, |carried, marked| carried.and(marked.map_err(PathError::from)))
+        marked.fold(result, |result, marked| result.and(marked.map_err(PathError::from)))
     }
 
     /// # Safety
     /// As [`launch`](Self::launch).
     unsafe fn enqueue_step(
         &self,
-        part: &Part<'_>,
+        launch: &LaneLaunch<'_>,
         pipeline: &ChunkPipeline<'_>,
-        Step { stream, action, .. }: Step,
+        PieceStep { stream, action, .. }: PieceStep,
         captured: bool,
     ) -> cuda_driver::Result<()> {
-        let Lane { way, peer, .. } = *part.lane;
+        let Lane { way, peer, .. } = *launch.lane;
         let (own, other) = (&self.flag_pages[self.rank], &self.flag_pages[peer]);
         let zero_copy = ZeroCopy { own, other, rank: self.rank, peer, way, captured };
         // SAFETY: the caller's contract. Flag pages, rings and mappings stay valid until the lanes are idle. Only a
         // lane's first stream waits for words of zero-copy messages.
         unsafe {
             match action {
-                Action::Tell(chunk) => pipeline.tell(stream, part.chunk(chunk)),
-                Action::Carry { tell, chunk } => {
-                    pipeline.carry(stream, tell.map(|tell| part.chunk(tell)), part.chunk(chunk))
+                PieceAction::Signal(chunk) => pipeline.signal(stream, launch.chunk(chunk)),
+                PieceAction::Move { signal, chunk } => pipeline.move_chunk(
+                    stream,
+                    signal.map(|earlier| launch.chunk(earlier)),
+                    launch.chunk(chunk),
+                ),
+                PieceAction::SignalReady(_) => zero_copy.ready(pipeline.first),
+                PieceAction::AwaitDone(at) | PieceAction::Offer(at) | PieceAction::Take(at) => {
+                    match (launch.pieces[at], action) {
+                        (Piece::Offer(offer), PieceAction::AwaitDone(_)) => {
+                            zero_copy.done(pipeline.first, offer)
+                        }
+                        (Piece::Offer(offer), _) => zero_copy.offer(pipeline.first, offer),
+                        (Piece::Take(take), _) => zero_copy.take(pipeline.first, take),
+                        (other, _) => unreachable!("{action:?} of {other:?}"),
+                    }
                 }
-                Action::Ready(_) => zero_copy.ready(pipeline.first),
-                Action::Done(at) | Action::Offer(at) | Action::Take(at) => match (part.pieces[at], action) {
-                    (Piece::Offer(offer), Action::Done(_)) => zero_copy.done(pipeline.first, offer),
-                    (Piece::Offer(offer), _) => zero_copy.offer(pipeline.first, offer),
-                    (Piece::Take(take), _) => zero_copy.take(pipeline.first, take),
-                    (other, _) => unreachable!("{action:?} of {other:?}"),
-                },
             }
         }
     }
 
-    /// Returns the first stream of each [`Part`]. The first part uses the caller's stream. Every other part uses stream
-    /// 0 of its lane, which first waits for the current work of the caller's stream. If another capture uses stream 0
-    /// of the lane, the part uses the caller's stream instead.
-    fn part_ways<'a>(
+    /// Returns the first stream of each [`LaneLaunch`]. The first launch uses the caller's stream. Every other launch
+    /// uses stream 0 of its lane, which first waits for the current work of the caller's stream. If another capture
+    /// uses stream 0 of the lane, the launch uses the caller's stream instead.
+    fn first_streams<'a>(
         &self,
-        parts: &[Part<'a>],
+        launches: &[LaneLaunch<'a>],
         stream: &'a Stream,
         capture: Option<u64>,
     ) -> cuda_driver::Result<Vec<&'a Stream>> {
-        let mut firsts = vec![stream; parts.len()];
-        if parts.len() > 1 {
-            let fork = self.fork(capture)?;
-            stream.record(&fork)?;
-            for (part, first) in parts.iter().zip(&mut firsts).skip(1) {
-                if let Some(apart) = part.lane.stream(0, &self.context, capture)? {
-                    apart.wait(&fork)?;
-                    *first = apart;
+        let mut firsts = vec![stream; launches.len()];
+        if launches.len() > 1 {
+            let event = self.take_event(capture)?;
+            stream.record(&event)?;
+            for (launch, first) in launches.iter().zip(&mut firsts).skip(1) {
+                if let Some(own) = launch.lane.stream(0, &self.context, capture)? {
+                    own.wait(&event)?;
+                    *first = own;
                 }
             }
-            self.keep(fork, capture);
+            self.return_event(event, capture);
         }
         Ok(firsts)
     }
 
     /// Makes stream `later` wait for the current work of stream `earlier`.
     fn chain(&self, earlier: &Stream, later: &Stream, capture: Option<u64>) -> cuda_driver::Result<()> {
-        let fork = self.fork(capture)?;
-        earlier.record(&fork)?;
-        later.wait(&fork)?;
-        self.keep(fork, capture);
+        let event = self.take_event(capture)?;
+        earlier.record(&event)?;
+        later.wait(&event)?;
+        self.return_event(event, capture);
         Ok(())
     }
 
-    fn fork(&self, capture: Option<u64>) -> cuda_driver::Result<Event> {
-        let forks = &self.forks[usize::from(capture.is_some())];
-        let kept = lock(forks).pop();
-        kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
+    fn take_event(&self, capture: Option<u64>) -> cuda_driver::Result<Event> {
+        let spare = &self.spare_events[usize::from(capture.is_some())];
+        let event = lock(spare).pop();
+        event.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
     /// Keeps an event for reuse. A wait that is already enqueued refers to the earlier record, so reuse is safe.
-    fn keep(&self, fork: Event, capture: Option<u64>) {
-        lock(&self.forks[usize::from(capture.is_some())]).push(fork);
+    fn return_event(&self, event: Event, capture: Option<u64>) {
+        lock(&self.spare_events[usize::from(capture.is_some())]).push(event);
     }
 
     /// Returns a function that takes a slot of the lane, and returns the addresses of two words: the word that this
@@ -180,11 +187,11 @@ impl Core {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);
         move |slot| {
-            let (awaited, told) = match lane.way {
+            let (awaited, signalled) = match lane.way {
                 Way::Send => (Word::Empty(slot), Word::Full(slot)),
                 Way::Receive => (Word::Full(slot), Word::Empty(slot)),
             };
-            (own.at(peer, awaited), other.at(rank, told))
+            (own.at(peer, awaited), other.at(rank, signalled))
         }
     }
 

@@ -1,4 +1,4 @@
-//! Core of a [direct path](super): launches messages. A message goes through a ring in the receiver's memory, or is
+//! The core of a [direct path](super): launches messages. A message goes through a ring in the receiver's memory, or is
 //! copied directly from buffer to buffer.
 
 mod abort;
@@ -28,9 +28,9 @@ use super::{
     flag_page::{AHEAD, FlagPage},
     half::Half,
     lane::{Lane, Ring},
-    part::{Part, Piece},
-    place::Place,
-    zero_copy::{Offer, Take},
+    lane_launch::{LaneLaunch, Piece},
+    place::MappedPlace,
+    zero_copy::{ZeroCopyOffer, ZeroCopyTake},
 };
 use crate::{lock::lock, membership::MappedSegments, rendezvous::SymmetricMemory};
 
@@ -49,7 +49,7 @@ pub struct DirectReport {
 /// This rank's state of a path: rings, flag pages and [lanes](super::lane). The last reference is dropped only once the
 /// core is idle, because the drop frees memory that enqueued work uses.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct DirectCore {
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) ring: Ring,
@@ -59,14 +59,14 @@ pub(super) struct Core {
     /// Spare events that order one stream after another. Index 0: for use outside of captures. Index 1: for use in
     /// captures. An event that was recorded in a capture is not used outside of one, because a wait for it might make
     /// the stream part of the capture.
-    forks: [Mutex<Vec<Event>>; 2],
+    spare_events: [Mutex<Vec<Event>>; 2],
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
     /// For each peer: the time at which this rank, after its own abort, first saw that the peer has given up.
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
-    inside: AtomicUsize,
+    enqueuers: AtomicUsize,
     /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
     /// time.
     has_captured: AtomicBool,
@@ -80,28 +80,28 @@ pub(super) struct Core {
     memory: SymmetricMemory,
 }
 
-/// Guard of a thread that enqueues. [`Core::inside`] counts the thread until the guard is dropped.
-struct Inside<'a>(&'a Core);
+/// Guard of a thread that enqueues. [`DirectCore::enqueuers`] counts the thread until the guard is dropped.
+struct EnqueueGuard<'a>(&'a DirectCore);
 
-impl Drop for Inside<'_> {
+impl Drop for EnqueueGuard<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+        self.0.enqueuers.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// A message that this rank has logged. Until this rank has claimed the message, `place` and `is_first` assume that
 /// this rank is the [first end](super#zero-copy-messages). The claim corrects them.
 #[derive(Debug, Clone, Copy)]
-struct Called {
+struct LoggedMessage {
     message: Message,
     captured: bool,
     number: u64,
-    /// The place of the first end's buffer, or [`Place::NONE`].
-    place: Place,
+    /// The place of the first end's buffer, or [`MappedPlace::NONE`].
+    place: MappedPlace,
     is_first: bool,
 }
 
-impl Core {
+impl DirectCore {
     pub(super) fn new(
         context: &Context,
         rank: usize,
@@ -120,11 +120,11 @@ impl Core {
             lanes: lanes
                 .map(|(way, peer)| Lane::new(context, way, peer))
                 .collect::<cuda_driver::Result<_>>()?,
-            forks: Default::default(),
+            spare_events: Default::default(),
             is_aborted: AtomicBool::new(false),
             aborted: OnceLock::new(),
             given_up_since: (0..world).map(|_| OnceLock::new()).collect(),
-            inside: AtomicUsize::new(0),
+            enqueuers: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
             launched: Default::default(),
             mapped,
@@ -143,11 +143,11 @@ impl Core {
         DirectReport { zero_copy, staged }
     }
 
-    fn enter(&self) -> Result<Inside<'_>, PathError> {
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(self);
+    fn enter(&self) -> Result<EnqueueGuard<'_>, PathError> {
+        self.enqueuers.fetch_add(1, Ordering::SeqCst);
+        let guard = EnqueueGuard(self);
         self.check()?;
-        Ok(inside)
+        Ok(guard)
     }
 
     /// Returns [`PathError::Aborted`] after an abort.
@@ -163,39 +163,39 @@ impl Core {
         stream: &Stream,
         deadline: Deadline,
     ) -> Result<(), PathError> {
-        let _inside = self.enter()?;
+        let _guard = self.enter()?;
         let capture = self.capture(stream)?;
         let others = messages.iter().filter(|message| message.peer != self.rank);
         let mut wanted: Vec<_> = others.map(|message| self.lane_number(message.way, message.peer)).collect();
         // All threads lock lanes in the same order, to avoid a deadlock. Lanes that send come first.
         wanted.sort_unstable();
         wanted.dedup();
-        let part = |at: &usize| {
+        let launch = |at: &usize| {
             let lane = &self.lanes[*at];
             let state = lock(&lane.state);
             let unlaunched = self.flag_pages[self.rank].log(lane.peer, lane.way).count();
-            Part { lane, state, pieces: Vec::new(), unlaunched }
+            LaneLaunch { lane, state, pieces: Vec::new(), unlaunched }
         };
-        let mut parts: Vec<_> = wanted.iter().map(part).collect();
+        let mut launches: Vec<_> = wanted.iter().map(launch).collect();
         // SAFETY: the caller's contract.
-        let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
+        let launched = unsafe { self.launch_lanes(&mut launches, messages, stream, (capture, deadline)) };
         // After a failed launch in a capture, the offers need no withdrawal: the failure ends the group, and then
         // graphs that send zero-copy messages must not be launched. So no peer copies into the offered buffers.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
-            unsafe { self.fail(parts, stream) };
+            unsafe { self.fail(launches, stream) };
         }
         launched
     }
 
-    /// Launches `messages`. `parts` has the locked lanes of the messages, in the order of their
+    /// Launches `messages`. `launches` has the locked lanes of the messages, in the order of their
     /// [numbers](Self::lane_number).
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
-    unsafe fn launch_parts(
+    unsafe fn launch_lanes(
         &self,
-        parts: &mut Vec<Part<'_>>,
+        launches: &mut Vec<LaneLaunch<'_>>,
         messages: &[Message],
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
@@ -204,18 +204,18 @@ impl Core {
         // claim of a second end fails if the log entries of the two ends differ. At that time, this launch has taken no
         // offer, so the peers can withdraw their offers at once.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
-        let mut called = Vec::new();
-        for together in others.chunks(TOGETHER) {
-            self.call(together, capture.is_some(), deadline, &mut called)?;
+        let mut claimed = Vec::new();
+        for batch in others.chunks(CLAIM_BATCH) {
+            self.log_and_claim(batch, capture.is_some(), deadline, &mut claimed)?;
         }
-        for called in called {
-            let (message, zero_copy) = (called.message, self.zero_copy(&called, stream, deadline)?);
+        for logged in claimed {
+            let (message, zero_copy) = (logged.message, self.zero_copy(&logged, stream, deadline)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
             let wanted = self.lane_number(message.way, message.peer);
-            let number = |part: &Part<'_>| self.lane_number(part.lane.way, part.lane.peer);
-            let place = parts.binary_search_by_key(&wanted, number);
-            let Part { state, pieces, .. } =
-                &mut parts[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
+            let number = |launch: &LaneLaunch<'_>| self.lane_number(launch.lane.way, launch.lane.peer);
+            let place = launches.binary_search_by_key(&wanted, number);
+            let LaneLaunch { state, pieces, .. } =
+                &mut launches[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
             match zero_copy {
                 Some(piece) => pieces.push(piece),
                 None => {
@@ -226,11 +226,11 @@ impl Core {
             let launched = &self.launched[usize::from(zero_copy.is_none())];
             launched.fetch_add(u64::from(bytes > 0), Ordering::Relaxed);
         }
-        parts.retain(|part| !part.pieces.is_empty());
+        launches.retain(|launch| !launch.pieces.is_empty());
         // SAFETY: the caller's contract.
         unsafe {
-            self.to_oneself(messages, stream)?;
-            self.enqueue(parts, stream, capture)
+            self.copy_to_self(messages, stream)?;
+            self.enqueue(launches, stream, capture)
         }
     }
 
@@ -242,19 +242,19 @@ impl Core {
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
-    unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
-        for Part { lane, pieces, unlaunched, .. } in &mut parts {
+    unsafe fn fail(&self, mut launches: Vec<LaneLaunch<'_>>, stream: &Stream) {
+        for LaneLaunch { lane, pieces, unlaunched, .. } in &mut launches {
             let Lane { way, peer, .. } = **lane;
             // In a lane that sends, this rank is the one that makes the copies. It has not enqueued them, so they count
             // as not taken.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
-            *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
+            *pieces = taken.map(|number| Piece::Offer(ZeroCopyOffer { pushed: Some(number) })).collect();
         }
-        parts.retain(|part| !part.pieces.is_empty());
+        launches.retain(|launch| !launch.pieces.is_empty());
         // The result is ignored: if the driver fails again, its context is broken, and runs nothing any more.
         // SAFETY: the caller's contract.
-        let _ = unsafe { self.enqueue(&mut parts, stream, None) };
+        let _ = unsafe { self.enqueue(&mut launches, stream, None) };
     }
 
     /// If `stream` captures, returns the id of the capture, and records that the path has captured work. Otherwise
@@ -274,49 +274,49 @@ impl Core {
         }
     }
 
-    /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers'
+    /// Logs and claims `messages`, and adds them to `claimed`. Receives are claimed before sends, because the peers'
     /// sends [may wait](Self::await_receiver) for these claims. Log entries are written in the order of `messages`. So
     /// a rank that is too far ahead of a peer waits at the same message as with separate calls.
-    fn call(
+    fn log_and_claim(
         &self,
         messages: &[&Message],
         captured: bool,
         deadline: Deadline,
-        called: &mut Vec<Called>,
+        claimed: &mut Vec<LoggedMessage>,
     ) -> Result<(), PathError> {
         let mut sends = Vec::new();
         for message in messages {
             let logged = self.log(message, captured, deadline)?;
             match message.way {
                 Way::Send => sends.push(logged),
-                Way::Receive => called.push(self.claim(logged)?),
+                Way::Receive => claimed.push(self.claim(logged)?),
             }
         }
         for logged in sends {
             self.await_receiver(&logged);
-            called.push(self.claim(logged)?);
+            claimed.push(self.claim(logged)?);
         }
         Ok(())
     }
 
     /// Logs this rank's half of a message (the description of its end). First waits while this rank is too far ahead of
     /// the peer.
-    fn log(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<Called, PathError> {
+    fn log(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<LoggedMessage, PathError> {
         let Message { way, peer, buffer } = *message;
         let own = self.flag_pages[self.rank].log(peer, way);
         let other = self.flag_pages[peer].log(self.rank, way.opposite());
         self.await_peer(peer, || own.count().saturating_sub(other.count()), deadline)?;
         let place = self.place(message);
         let number = own.put(Half::of(&buffer, captured).0, place.0);
-        Ok(Called { message: *message, captured, number, place, is_first: true })
+        Ok(LoggedMessage { message: *message, captured, number, place, is_first: true })
     }
 
     /// Claims a message that this rank has logged. If this rank receives and comes first, its offer is noted in the
     /// lane's [`Pushes`](super::pushes::Pushes). If the peer came first, compares the halves.
-    fn claim(&self, logged: Called) -> Result<Called, PathError> {
-        let Called { message, captured, number, place, .. } = logged;
+    fn claim(&self, logged: LoggedMessage) -> Result<LoggedMessage, PathError> {
+        let LoggedMessage { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
-        let offers_to_receive = way == Way::Receive && place != Place::NONE;
+        let offers_to_receive = way == Way::Receive && place != MappedPlace::NONE;
         // An abort considers only noted offers, and must not miss one. So a receiver first notes its offer, then checks
         // that no abort has begun, and only then makes the offer.
         if offers_to_receive {
@@ -338,7 +338,7 @@ impl Core {
             let (sent, received) = (sent.to_string(), received.to_string());
             return Err(MessageDifference { from, to, number: number + 1, sent, received }.into());
         }
-        Ok(Called { place: Place(place), is_first: false, ..logged })
+        Ok(LoggedMessage { place: MappedPlace(place), is_first: false, ..logged })
     }
 
     /// Decides whether a message is a zero-copy message, and takes the peer's offer, if there is one. Returns the piece
@@ -346,24 +346,24 @@ impl Core {
     /// goes through the ring too, but nobody receives it.
     fn zero_copy(
         &self,
-        called: &Called,
+        logged: &LoggedMessage,
         stream: &Stream,
         deadline: Deadline,
     ) -> Result<Option<Piece>, PathError> {
-        let Called { message, captured, number, place, is_first } = *called;
+        let LoggedMessage { message, captured, number, place, is_first } = *logged;
         let Message { way, peer, buffer } = message;
         let Some(place) = place.get() else { return Ok(None) };
         if is_first {
-            return Ok(Some(Piece::Offer(Offer { pushed: (way == Way::Receive).then_some(number) })));
+            return Ok(Some(Piece::Offer(ZeroCopyOffer { pushed: (way == Way::Receive).then_some(number) })));
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
         // After an abort, both ends still wait a while for the noted copies. The abort must not miss a copy. So, as in
         // `claim`, a sender first notes its copy, then checks that no abort has begun, and only then takes the offer.
         if way == Way::Send {
-            self.note_push(called);
+            self.note_push(logged);
         }
-        let taken = self.check().map(|()| take(self.claim_of(called), number));
+        let taken = self.check().map(|()| take(self.claim_of(logged), number));
         if !matches!(taken, Ok(true)) {
             if way == Way::Send {
                 self.lane(way, peer).pushes().forget(number, captured);
@@ -373,8 +373,8 @@ impl Core {
             return taken.map(|_| None);
         }
         Ok(Some(Piece::Take(match way {
-            Way::Send => Take { to: there, from: buffer.ptr, bytes, pushed: Some(number) },
-            Way::Receive => Take { to: buffer.ptr, from: there, bytes, pushed: None },
+            Way::Send => ZeroCopyTake { to: there, from: buffer.ptr, bytes, pushed: Some(number) },
+            Way::Receive => ZeroCopyTake { to: buffer.ptr, from: there, bytes, pushed: None },
         })))
     }
 
@@ -396,7 +396,7 @@ impl Core {
     }
 
     /// Returns the word in which both ends [claim](super::claim) a message.
-    fn claim_of(&self, Called { message, number, .. }: &Called) -> &AtomicU64 {
+    fn claim_of(&self, LoggedMessage { message, number, .. }: &LoggedMessage) -> &AtomicU64 {
         let (from, to) = self.ends(message.way, message.peer);
         self.flag_pages[to].claim(from, *number)
     }
@@ -409,7 +409,7 @@ impl Core {
     }
 
     /// Notes that the sender may copy this message into the receiver's buffer, so that an abort gives the copy time.
-    fn note_push(&self, Called { message, number, captured, .. }: &Called) {
+    fn note_push(&self, LoggedMessage { message, number, captured, .. }: &LoggedMessage) {
         let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
         self.lane(message.way, message.peer).pushes().note(*number, *captured, passed);
     }
@@ -443,11 +443,11 @@ impl Core {
     /// Does not wait if the peer has logged no receive from this rank yet, or if the buffer of its last one lies in no
     /// mapped segment. The receiver's buffer for this message, which this rank does not know yet, probably lies in none
     /// either. With such a buffer, a receiver that is the first end makes the message go through the ring.
-    fn await_receiver(&self, logged: &Called) {
-        let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
+    fn await_receiver(&self, logged: &LoggedMessage) {
+        let LoggedMessage { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
         let last = theirs.count().checked_sub(1).map(|last| theirs.get(last).1);
-        if last.is_none_or(|place| place == Place::NONE.0) {
+        if last.is_none_or(|place| place == MappedPlace::NONE.0) {
             return;
         }
         let sent = self.flag_pages[peer].log(self.rank, Way::Send);
@@ -461,7 +461,7 @@ impl Core {
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
-    unsafe fn to_oneself(&self, messages: &[Message], stream: &Stream) -> cuda_driver::Result<()> {
+    unsafe fn copy_to_self(&self, messages: &[Message], stream: &Stream) -> cuda_driver::Result<()> {
         let own = |way: Way| {
             let own = move |message: &&Message| message.peer == self.rank && message.way == way;
             messages.iter().filter(own).map(|message| message.buffer)
@@ -478,9 +478,9 @@ impl Core {
 
 /// Largest number of messages of a launch that are logged before the first of them is claimed. Each direction between
 /// two ranks has 1024 claim words, which its messages use in turn. The peer may have claimed up to [`AHEAD`] messages
-/// that this rank has not logged yet. This rank may have logged up to `TOGETHER` messages that it has yet to claim.
-/// `AHEAD + TOGETHER` is at most 1024, so the peer's claims do not overwrite the words of these messages.
-const TOGETHER: usize = AHEAD as usize / 2;
+/// that this rank has not logged yet. This rank may have logged up to `CLAIM_BATCH` messages that it has yet to claim.
+/// `AHEAD + CLAIM_BATCH` is at most 1024, so the peer's claims do not overwrite the words of these messages.
+const CLAIM_BATCH: usize = AHEAD as usize / 2;
 
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.
 fn copy_time(bytes: usize) -> Duration {

@@ -1,5 +1,5 @@
-//! Finds buffers in segments that all members have mapped: the [places](Place) (segment and offset) of this rank's
-//! buffers, and the addresses of the peers' buffers.
+//! Finds buffers in segments that all members have mapped: the [places](MappedPlace) (segment and offset) of this
+//! rank's buffers, and the addresses of the peers' buffers.
 
 use std::{thread, time::Duration};
 
@@ -9,16 +9,16 @@ use process_group::{
     store::Deadline,
 };
 
-use super::Core;
-use crate::{direct::place::Place, membership::MappedSegment, rendezvous::PeerMapping};
+use super::DirectCore;
+use crate::{direct::place::MappedPlace, membership::MappedSegment, rendezvous::PeerMapping};
 
-impl Core {
+impl DirectCore {
     /// Returns the place of the message's buffer if the buffer lies in a segment that all members have mapped, and
-    /// [`Place::NONE`] otherwise.
-    pub(super) fn place(&self, message: &Message) -> Place {
+    /// [`MappedPlace::NONE`] otherwise.
+    pub(super) fn place(&self, message: &Message) -> MappedPlace {
         let bytes = message.buffer.bytes() as u64;
         let place = (bytes > 0).then(|| self.mapped.place(message.buffer.ptr.0, bytes)).flatten();
-        place.and_then(|(segment, offset)| Place::new(segment, offset)).unwrap_or(Place::NONE)
+        place.and_then(|(segment, offset)| MappedPlace::new(segment, offset)).unwrap_or(MappedPlace::NONE)
     }
 
     /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until this

@@ -3,15 +3,15 @@
 use std::sync::MutexGuard;
 
 use super::{
-    lane::{Chunk, Lane, State},
-    rounds::Kind,
-    zero_copy::{Offer, Take},
+    lane::{Chunk, Lane, LaneState},
+    rounds::PieceKind,
+    zero_copy::{ZeroCopyOffer, ZeroCopyTake},
 };
 
 /// The messages of one lane in one launch, with the lane's lock.
-pub(super) struct Part<'a> {
+pub(super) struct LaneLaunch<'a> {
     pub(super) lane: &'a Lane,
-    pub(super) state: MutexGuard<'a, State>,
+    pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
     /// Of the messages that the sender copies into the receiver's buffer, those with lower numbers than this are
     /// enqueued. The others are not enqueued yet. If the launch fails, [`Pushes::fail`] cleans up the others.
@@ -24,8 +24,8 @@ pub(super) struct Part<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),
-    Offer(Offer),
-    Take(Take),
+    Offer(ZeroCopyOffer),
+    Take(ZeroCopyTake),
 }
 
 impl Piece {
@@ -39,7 +39,7 @@ impl Piece {
     }
 }
 
-impl Part<'_> {
+impl LaneLaunch<'_> {
     /// Returns the piece at index `piece`, which must be a chunk.
     pub(super) fn chunk(&self, piece: usize) -> Chunk {
         match self.pieces[piece] {
@@ -48,11 +48,11 @@ impl Part<'_> {
         }
     }
 
-    pub(super) fn kinds(&self) -> Vec<Kind> {
+    pub(super) fn kinds(&self) -> Vec<PieceKind> {
         let kind = |piece: &Piece| match piece {
-            Piece::Chunk(_) => Kind::Chunk,
-            Piece::Offer(_) => Kind::Offer,
-            Piece::Take(_) => Kind::Take,
+            Piece::Chunk(_) => PieceKind::Chunk,
+            Piece::Offer(_) => PieceKind::Offer,
+            Piece::Take(_) => PieceKind::Take,
         };
         self.pieces.iter().map(kind).collect()
     }
