@@ -31,10 +31,10 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// detect that they wait for each other in agreements of different pools.
 #[derive(Clone)]
 pub struct Domain {
-    inner: Arc<Inner>,
+    inner: Arc<DomainState>,
 }
 
-struct Inner {
+struct DomainState {
     store: Arc<dyn Store>,
     uid: u64,
     generation: u64,
@@ -111,7 +111,7 @@ impl Domain {
         let instance = <[u8; 8]>::try_from(stands.as_slice())
             .map_err(|_| DomainError::Unreadable { uid, bytes: stands.len() })?;
         let instance = u64::from_le_bytes(instance);
-        let inner = Inner { store, uid, generation, instance, rank, ranks, pools: AtomicU32::new(0) };
+        let inner = DomainState { store, uid, generation, instance, rank, ranks, pools: AtomicU32::new(0) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -154,7 +154,7 @@ impl Domain {
     /// Returns the id of the next pool. Pools are numbered in the order of their creation.
     pub(crate) fn next_pool(&self) -> PoolId {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
-        let Inner { uid, generation, instance, .. } = *self.inner;
+        let DomainState { uid, generation, instance, .. } = *self.inner;
         PoolId { domain: uid, generation, instance, pool }
     }
 }
@@ -182,7 +182,7 @@ pub(crate) fn rank_of(rank: usize) -> u32 {
 
 impl std::fmt::Debug for Domain {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { uid, generation, rank, ranks, .. } = &*self.inner;
+        let DomainState { uid, generation, rank, ranks, .. } = &*self.inner;
         write!(out, "Domain({uid:#x}, generation {generation}, rank {rank} of {ranks:?})")
     }
 }

@@ -70,10 +70,10 @@ use super::{
 /// exchange a plan of the same name again.
 #[derive(Clone)]
 pub struct Plan {
-    inner: Arc<Inner>,
+    inner: Arc<PlanState>,
 }
 
-struct Inner {
+struct PlanState {
     core: Arc<Core>,
     owner: Arc<Owner>,
     /// This rank's end of each transfer, in the order of `core.wires`.
@@ -88,7 +88,7 @@ pub(super) struct TransferEnd {
     pub(super) copies: Vec<RangeCopy>,
 }
 
-impl Drop for Inner {
+impl Drop for PlanState {
     /// Hands the plan to the closing thread. That thread waits for transfers under way, closes the peers' memory, and
     /// then tells the peers that this rank has closed the plan.
     fn drop(&mut self) {
@@ -113,7 +113,7 @@ const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
 
 impl Plan {
     pub(super) fn new(owner: Arc<Owner>, core: Arc<Core>, ends: Vec<TransferEnd>) -> Self {
-        Self { inner: Arc::new(Inner { core, owner, ends }) }
+        Self { inner: Arc::new(PlanState { core, owner, ends }) }
     }
 
     /// The name of the plan.

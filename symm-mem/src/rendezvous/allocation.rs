@@ -28,15 +28,15 @@ use crate::{
 /// The pages stay allocated while a clone on this rank or a mapping of a peer exists.
 #[derive(Debug, Clone)]
 pub struct PeerMemory {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<PeerAllocation>,
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct PeerAllocation {
     /// The mappings of peers' memory, by group and segment ordinal. The ordinal is always 0, because the allocation is
     /// in no pool.
     pub(super) attachments: Attachments,
-    backing: Backing,
+    backing: AllocationBacking,
     bytes: usize,
     pub(super) subject: Subject,
     pub(super) number: u64,
@@ -44,7 +44,7 @@ pub(super) struct Inner {
 
 /// The memory of an allocation. Peers map all of it, also the part beyond the requested size.
 #[derive(Debug)]
-enum Backing {
+enum AllocationBacking {
     Mapped(Mapping),
     Foreign(Arc<dyn ForeignMemory>),
 }
@@ -123,7 +123,7 @@ impl PeerMemory {
         let granularity = Granularity::of(context.device(), handles)?;
         let whole = granularity.round_up(bytes);
         let memory = PhysicalMemory::create(context, whole, handles)?;
-        Self::with_backing(Backing::Mapped(sharing::map(context, &memory, whole)?), bytes, subject)
+        Self::with_backing(AllocationBacking::Mapped(sharing::map(context, &memory, whole)?), bytes, subject)
     }
 
     /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] of
@@ -138,7 +138,7 @@ impl PeerMemory {
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or larger than the mapping.
     pub fn from_mapping(mapping: Mapping, bytes: usize, id: Option<u64>) -> Result<Self, AllocationError> {
-        Self::with_backing(Backing::Mapped(mapping), bytes, subject_of(id))
+        Self::with_backing(AllocationBacking::Mapped(mapping), bytes, subject_of(id))
     }
 
     /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
@@ -160,15 +160,19 @@ impl PeerMemory {
         bytes: usize,
         id: Option<u64>,
     ) -> Result<Self, AllocationError> {
-        Self::with_backing(Backing::Foreign(memory), bytes, subject_of(id))
+        Self::with_backing(AllocationBacking::Foreign(memory), bytes, subject_of(id))
     }
 
-    fn with_backing(backing: Backing, bytes: usize, subject: Subject) -> Result<Self, AllocationError> {
+    fn with_backing(
+        backing: AllocationBacking,
+        bytes: usize,
+        subject: Subject,
+    ) -> Result<Self, AllocationError> {
         if !(1..=backing.bytes()).contains(&bytes) {
             return Err(AllocationError::Size { bytes: Some(bytes) });
         }
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(PeerAllocation {
                 attachments: Attachments::default(),
                 backing,
                 bytes,
@@ -191,8 +195,8 @@ impl PeerMemory {
     /// The whole memory, in the form in which it is shared.
     pub(crate) fn shareable(&self) -> Shareable {
         match &self.inner.backing {
-            Backing::Mapped(mapping) => Shareable::Virtual(mapping.memory().clone()),
-            Backing::Foreign(memory) => Shareable::Foreign(memory.clone()),
+            AllocationBacking::Mapped(mapping) => Shareable::Virtual(mapping.memory().clone()),
+            AllocationBacking::Foreign(memory) => Shareable::Foreign(memory.clone()),
         }
     }
 
@@ -205,8 +209,8 @@ impl PeerMemory {
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
         match &self.inner.backing {
-            Backing::Mapped(_) => DeviceKind::Cuda,
-            Backing::Foreign(memory) => DeviceKind::Other(memory.kind().to_owned()),
+            AllocationBacking::Mapped(_) => DeviceKind::Cuda,
+            AllocationBacking::Foreign(memory) => DeviceKind::Other(memory.kind().to_owned()),
         }
     }
 
@@ -214,8 +218,8 @@ impl PeerMemory {
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         match &self.inner.backing {
-            Backing::Mapped(mapping) => mapping.ptr(),
-            Backing::Foreign(memory) => memory.ptr(),
+            AllocationBacking::Mapped(mapping) => mapping.ptr(),
+            AllocationBacking::Foreign(memory) => memory.ptr(),
         }
     }
 
@@ -247,7 +251,7 @@ impl PeerMemory {
     }
 }
 
-impl Backing {
+impl AllocationBacking {
     fn bytes(&self) -> usize {
         match self {
             Self::Mapped(mapping) => mapping.bytes(),

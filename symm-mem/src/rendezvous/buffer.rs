@@ -17,7 +17,7 @@ use crate::{
 /// or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
-    memory: Memory,
+    memory: BufferMemory,
     /// The offset in the block, segment or allocation, in bytes.
     offset: usize,
     bytes: usize,
@@ -35,7 +35,7 @@ pub struct ForeignSlice {
 }
 
 #[derive(Debug, Clone)]
-enum Memory {
+enum BufferMemory {
     Pool(SymmetricBlock),
     /// A whole segment of a pool: the pool's memory and the segment's number. The pool can retire the segment while
     /// this buffer exists.
@@ -43,7 +43,7 @@ enum Memory {
     Own(PeerMemory),
 }
 
-impl Memory {
+impl BufferMemory {
     /// For a block or segment of a pool, returns the pool's memory, the segment's number, and the offset in the
     /// segment. For an allocation outside of pools, returns the allocation as the `Err` value.
     fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
@@ -56,7 +56,7 @@ impl Memory {
 }
 
 /// The whole allocation that contains a buffer: a segment of a pool, or a [`PeerMemory`]. Peers map all of it.
-pub(crate) struct Allocation {
+pub(crate) struct WholeAllocation {
     pub(crate) subject: Subject,
     /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
     /// for a segment: there, `subject` identifies it.
@@ -69,13 +69,13 @@ pub(crate) struct Allocation {
 
 impl From<&SymmetricBlock> for Buffer {
     fn from(block: &SymmetricBlock) -> Self {
-        Self { memory: Memory::Pool(block.clone()), offset: 0, bytes: block.bytes() as usize }
+        Self { memory: BufferMemory::Pool(block.clone()), offset: 0, bytes: block.bytes() as usize }
     }
 }
 
 impl From<&PeerMemory> for Buffer {
     fn from(memory: &PeerMemory) -> Self {
-        Self { memory: Memory::Own(memory.clone()), offset: 0, bytes: memory.bytes() }
+        Self { memory: BufferMemory::Own(memory.clone()), offset: 0, bytes: memory.bytes() }
     }
 }
 
@@ -120,7 +120,7 @@ impl Buffer {
 
     /// Creates a buffer of all `bytes` bytes of a segment. The pool can retire the segment while the buffer exists.
     pub(crate) fn of_segment(memory: &Arc<PoolMemory>, ordinal: u32, bytes: u64) -> Self {
-        Self { memory: Memory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
+        Self { memory: BufferMemory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
     }
 
     /// Returns the part of `bytes` bytes at `offset` (in bytes, from the start of this buffer), or `None` if the part
@@ -138,12 +138,12 @@ impl Buffer {
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.memory {
-            Memory::Pool(block) => block.ptr(),
-            Memory::Segment(memory, ordinal) => {
+            BufferMemory::Pool(block) => block.ptr(),
+            BufferMemory::Segment(memory, ordinal) => {
                 let arena = memory.arena();
                 DevicePtr(arena.segments().get(*ordinal as usize).map_or(0, |segment| segment.memory.address))
             }
-            Memory::Own(memory) => memory.ptr(),
+            BufferMemory::Own(memory) => memory.ptr(),
         };
         base + self.offset
     }
@@ -210,19 +210,19 @@ impl Buffer {
     }
 
     /// The whole allocation that contains the buffer, or `None` if it is a retired segment.
-    pub(crate) fn allocation(&self) -> Option<Allocation> {
+    pub(crate) fn allocation(&self) -> Option<WholeAllocation> {
         let (memory, Placement { ordinal, .. }) = match self.memory.in_pool() {
             Ok(place) => place,
             Err(memory) => {
                 let PeerMemory { inner } = memory;
                 let (base, bytes) = (memory.ptr(), memory.whole_bytes());
                 let (subject, number) = (inner.subject, Some(inner.number));
-                return Some(Allocation { subject, number, base, bytes, frozen: false });
+                return Some(WholeAllocation { subject, number, base, bytes, frozen: false });
             }
         };
         let arena = memory.arena();
         let segment = arena.segments().get(ordinal as usize).filter(|segment| !segment.retired)?;
-        Some(Allocation {
+        Some(WholeAllocation {
             subject: Subject::Pool { pool: memory.id(), ordinal, log: segment.log.into() },
             number: None,
             base: DevicePtr(segment.memory.address),
@@ -237,9 +237,9 @@ impl Buffer {
     pub(crate) fn shareable(
         &self,
         context: &Context,
-        allocation: &Allocation,
+        allocation: &WholeAllocation,
     ) -> Result<Option<Shareable>, cuda_driver::Error> {
-        if let Memory::Own(memory) = &self.memory {
+        if let BufferMemory::Own(memory) = &self.memory {
             return Ok(Some(memory.shareable()));
         }
         let retained = PhysicalMemory::retain(context, allocation.base, allocation.bytes);

@@ -136,11 +136,11 @@ impl RendezvousOptions {
 /// which the members signal each other. Cheap to clone. Clones share the pads.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<RendezvousState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct RendezvousState {
     pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
     /// How often this rank has created a `Rendezvous` for the group, including this one ([`Record::life`]). Part of the
@@ -201,7 +201,7 @@ impl Rendezvous {
             Err(error) => (Site::of_process(), Err(error)),
         };
         let group = Arc::new(PeerGroup::new(info, context, site));
-        let inner = Inner { group, options, life, next: Mutex::new(0) };
+        let inner = RendezvousState { group, options, life, next: Mutex::new(0) };
         Ok((Self { inner: Arc::new(inner) }, known))
     }
 
@@ -294,7 +294,7 @@ impl Rendezvous {
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
     /// mapping of the allocations, made by this rendezvous or by an earlier one.
     fn meet(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
-        let Inner { group, options, .. } = &*self.inner;
+        let RendezvousState { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
         // During an open capture, the driver could refuse to map memory, or the mapping could invalidate the capture.
         // The relaxed mode prevents both.
@@ -384,7 +384,7 @@ impl Rendezvous {
 
     /// Creates a record of this rank that describes no memory.
     fn record(&self, number: u64, readiness: Readiness) -> Record {
-        let Inner { group, options, life, .. } = &*self.inner;
+        let RendezvousState { group, options, life, .. } = &*self.inner;
         let info = &group.info;
         Record {
             group: info.id(),

@@ -15,7 +15,7 @@ use super::{
         slots::words,
     },
     Regions,
-    state::{Inner, Peer, RegionInfo},
+    state::{Peer, RegionInfo, RegionsState},
 };
 use crate::error::Error;
 
@@ -71,7 +71,7 @@ impl Exchange {
         self.made_current(met, peers.iter().flatten().map(|peer| &peer.core));
         let info =
             |(name, memory): &(&str, Memory)| RegionInfo::new(name, vec![(memory.ptr(), memory.bytes())]);
-        let inner = Inner {
+        let inner = RegionsState {
             owner: self.owner.clone(),
             name: met.plan.to_owned(),
             generation: met.agreement.generation,

@@ -25,7 +25,7 @@ pub use self::{
 use self::{
     descriptor::copies,
     prepared::prepared_copies,
-    state::{Inner, Peer, WIRE},
+    state::{Peer, RegionsState, WIRE},
 };
 use super::{
     Awaited, Fault, TransferError,
@@ -77,11 +77,11 @@ use crate::lock::lock;
 /// memory of dropped plans or regions (see [`Plan`](super::Plan)).
 #[derive(Clone)]
 pub struct Regions {
-    inner: Arc<Inner>,
+    inner: Arc<RegionsState>,
 }
 
 impl Regions {
-    fn new(inner: Inner) -> Self {
+    fn new(inner: RegionsState) -> Self {
         Self { inner: Arc::new(inner) }
     }
 

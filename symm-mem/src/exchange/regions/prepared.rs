@@ -12,7 +12,7 @@ use super::{
     },
     descriptor::{CopyList, RangePart, parts},
     invalid::{DescriptorError, Side},
-    state::{Inner, RegionInfo},
+    state::{RegionInfo, RegionsState},
 };
 
 /// A contiguous range of bytes of a region, for [`Regions::prepare`](super::Regions::prepare).
@@ -32,7 +32,7 @@ pub struct RegionRange {
 /// number of transfers, also from several threads. It does not keep the regions allocated.
 pub struct PreparedRanges {
     /// The set. Never upgraded: it identifies the set, and another set cannot get the same address while it exists.
-    set: Weak<Inner>,
+    set: Weak<RegionsState>,
     regions: String,
     generation: u64,
     rank: usize,
@@ -58,7 +58,7 @@ pub struct SelectedRanges<'a> {
 impl PreparedRanges {
     /// Validates `ranges` of `regions`, the regions of rank `rank` in `set`.
     pub(super) fn new(
-        set: &Arc<Inner>,
+        set: &Arc<RegionsState>,
         rank: usize,
         regions: &[RegionInfo],
         ranges: &[RegionRange],
@@ -107,7 +107,7 @@ impl PreparedRanges {
     }
 
     /// Fails if another set of regions has prepared the list, or if it is not of rank `rank`.
-    pub(super) fn check(&self, set: &Arc<Inner>, side: Side, rank: usize) -> Result<(), TransferError> {
+    pub(super) fn check(&self, set: &Arc<RegionsState>, side: Side, rank: usize) -> Result<(), TransferError> {
         if ptr::eq(self.set.as_ptr(), Arc::as_ptr(set)) && self.rank == rank {
             return Ok(());
         }

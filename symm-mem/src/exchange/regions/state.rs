@@ -13,7 +13,7 @@ use super::super::{
 pub(super) const WIRE: usize = 0;
 
 /// The state of a set of regions, which the clones of [`Regions`](super::Regions) share.
-pub(super) struct Inner {
+pub(super) struct RegionsState {
     pub(super) owner: Arc<Owner>,
     pub(super) name: String,
     pub(super) generation: u64,
@@ -24,7 +24,7 @@ pub(super) struct Inner {
     pub(super) peers: Vec<Option<Peer>>,
 }
 
-impl Drop for Inner {
+impl Drop for RegionsState {
     /// Hands the regions to the exchange's closing thread. The thread waits for transfers under way and tells the peers
     /// that no further notification comes. Then it closes the peers' memory, and tells the peers that this rank has
     /// closed it.
