@@ -8,7 +8,7 @@ use std::{
 
 use process_group::{
     error_text,
-    link::{LinkError, Listener, Tag, exchange_between},
+    link::{Link, LinkError, Listener, Peer, Tag, exchange_between},
     store::Deadline,
 };
 
@@ -35,10 +35,10 @@ pub(crate) struct Party<'a> {
 /// Memory of this rank that the others can open until this value is dropped.
 pub(crate) struct Offer {
     listener: Listener,
-    shared: Vec<Shared>,
+    exported: Vec<ExportedMemory>,
 }
 
-struct Shared {
+struct ExportedMemory {
     memory: Shareable,
     /// The file descriptor of the memory. `None` if the memory has none. Also `None` after [`Offer::export_later`]:
     /// [`Offer::exchange_descriptors`] then exports a descriptor for each peer.
@@ -50,13 +50,13 @@ impl Offer {
     /// Opens a listener. The offer has no exports yet.
     pub(crate) fn new() -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
-        Ok(Self { listener, shared: Vec::new() })
+        Ok(Self { listener, exported: Vec::new() })
     }
 
     /// Appends memory of `bytes` bytes to this rank's exports. Also exports its file descriptor, if it has one.
     pub(crate) fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
         let export = self.export_later(memory, bytes)?;
-        if let (true, Some(last)) = (export.handle.has_descriptor(), self.shared.last_mut()) {
+        if let (true, Some(last)) = (export.handle.has_descriptor(), self.exported.last_mut()) {
             last.descriptor = Some(last.memory.descriptor()?);
         }
         Ok(export)
@@ -68,13 +68,13 @@ impl Offer {
         let handle = memory.handle()?;
         let local = local_registry::register(memory.clone());
         let token = local.token;
-        self.shared.push(Shared { memory, descriptor: None, _local: local });
+        self.exported.push(ExportedMemory { memory, descriptor: None, _local: local });
         Ok(Export { bytes: bytes as u64, handle, token })
     }
 
     /// The exported memory of this rank.
     pub(super) fn memory(&self) -> impl Iterator<Item = &Shareable> {
-        self.shared.iter().map(|shared| &shared.memory)
+        self.exported.iter().map(|exported| &exported.memory)
     }
 
     /// The endpoint of the listener, for this rank's [`Site`].
@@ -95,67 +95,99 @@ impl Offer {
         wanted: &impl Fn(usize, usize) -> Vec<usize>,
         deadline: Deadline,
     ) -> Result<HashMap<(usize, usize), OwnedFd>, Outcome> {
-        let failed = |cause: String| Outcome::Failed { cause };
-        let mut received = HashMap::new();
-        let Some(me) = parties.get(own) else {
+        if own >= parties.len() {
             let cause = format!("the decision speaks of {} members, this is {own}", parties.len());
-            return Err(failed(cause));
-        };
-        let sent = |from: usize, to: usize| -> Vec<usize> {
-            let (sender, receiver) = (&parties[from], &parties[to]);
-            if sender.site.host != receiver.site.host || sender.site.shares_process(receiver.site) {
-                return Vec::new();
-            }
-            let mut sent = wanted(from, to);
-            sent.retain(|at| sender.exports.get(*at).is_some_and(|export| export.handle.has_descriptor()));
-            sent
-        };
-        let visited = |at: &usize| !sent(own, *at).is_empty() || !sent(*at, own).is_empty();
-        let others: Vec<(u64, &[u8])> = (0..parties.len())
-            .filter(|at| *at != own && parties[*at].site.host == me.site.host)
-            .filter(visited)
-            .map(|at| (at as u64, &*parties[at].site.endpoint))
-            .collect();
-        if others.is_empty() {
-            return Ok(received);
+            return Err(Outcome::Failed { cause });
         }
+        let sent = |from, to| sent_exports(parties, wanted, from, to);
         let rank = |at: &u64| parties.get(*at as usize).map_or(u32::MAX, |party| party.rank);
-        let hello = File::open("/dev/null").map_err(|error| failed(format!("/dev/null: {error}")))?;
-        let hello = [(HELLO, hello.as_fd())];
-        let met = exchange_between(&self.listener, own as u64, &others, &hello, deadline);
-        let mut met = met.map_err(|error| outcome_of(&error, rank))?;
+        let mut received = HashMap::new();
+        let is_peer = |at: &usize| *at != own && !(sent(own, *at).is_empty() && sent(*at, own).is_empty());
+        let peers: Vec<usize> = (0..parties.len()).filter(is_peer).collect();
         // Each rank visits its peers in ascending order of their indices. In each pair, the rank with the lower index
         // sends first. This avoids a deadlock.
-        met.sort_by_key(|met| met.link.place());
-        for peer in &met {
-            let at = peer.link.place() as usize;
-            let send = || {
-                sent(own, at).into_iter().try_for_each(|number| {
-                    let shared = self.shared.get(number);
-                    let shared = shared.ok_or_else(|| failed(format!("there is no export {number}")))?;
-                    let sent = match &shared.descriptor {
-                        Some(descriptor) => peer.link.send(MEMORY, descriptor.as_fd(), deadline),
-                        None => {
-                            let descriptor = shared.memory.descriptor().map_err(failed)?;
-                            peer.link.send(MEMORY, descriptor.as_fd(), deadline)
-                        }
-                    };
-                    sent.map_err(|error| outcome_of(&error, rank))
-                })
-            };
+        let connected = self.connect(own, parties, &peers, rank, deadline)?;
+        for Peer { link, .. } in &connected {
+            let at = link.place() as usize;
             if own < at {
-                send()?;
+                self.send_descriptors(link, &sent(own, at), rank, deadline)?;
             }
             for number in sent(at, own) {
-                let descriptor = peer.link.receive(MEMORY, deadline);
+                let descriptor = link.receive(MEMORY, deadline);
                 received.insert((at, number), descriptor.map_err(|error| outcome_of(&error, rank))?);
             }
             if own > at {
-                send()?;
+                self.send_descriptors(link, &sent(own, at), rank, deadline)?;
             }
         }
         Ok(received)
     }
+
+    /// Connects to the processes of the members `peers`, which are indices into `parties`, in ascending order of these
+    /// indices. `rank` converts an index to a rank.
+    fn connect(
+        &self,
+        own: usize,
+        parties: &[Party<'_>],
+        peers: &[usize],
+        rank: impl Fn(&u64) -> u32,
+        deadline: Deadline,
+    ) -> Result<Vec<Peer>, Outcome> {
+        if peers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let endpoints: Vec<(u64, &[u8])> =
+            peers.iter().map(|at| (*at as u64, &*parties[*at].site.endpoint)).collect();
+        let null = File::open("/dev/null")
+            .map_err(|error| Outcome::Failed { cause: format!("/dev/null: {error}") })?;
+        let hello = [(HELLO, null.as_fd())];
+        let connected = exchange_between(&self.listener, own as u64, &endpoints, &hello, deadline);
+        let mut connected = connected.map_err(|error| outcome_of(&error, rank))?;
+        connected.sort_by_key(|peer| peer.link.place());
+        Ok(connected)
+    }
+
+    /// Sends the file descriptors of the exports `numbers` to the process at the other end of `link`.
+    fn send_descriptors(
+        &self,
+        link: &Link,
+        numbers: &[usize],
+        rank: impl Fn(&u64) -> u32,
+        deadline: Deadline,
+    ) -> Result<(), Outcome> {
+        let failed = |cause: String| Outcome::Failed { cause };
+        for number in numbers {
+            let exported = self.exported.get(*number);
+            let exported = exported.ok_or_else(|| failed(format!("there is no export {number}")))?;
+            let sent = match &exported.descriptor {
+                Some(descriptor) => link.send(MEMORY, descriptor.as_fd(), deadline),
+                None => {
+                    let descriptor = exported.memory.descriptor().map_err(failed)?;
+                    link.send(MEMORY, descriptor.as_fd(), deadline)
+                }
+            };
+            sent.map_err(|error| outcome_of(&error, &rank))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the exports whose file descriptors member `from` sends to member `to`, as indices into the exports of
+/// `from`: those that `to` opens by a file descriptor. There are none if the members run on different hosts, or in one
+/// process.
+fn sent_exports(
+    parties: &[Party<'_>],
+    wanted: &impl Fn(usize, usize) -> Vec<usize>,
+    from: usize,
+    to: usize,
+) -> Vec<usize> {
+    let (sender, receiver) = (&parties[from], &parties[to]);
+    if sender.site.host != receiver.site.host || sender.site.shares_process(receiver.site) {
+        return Vec::new();
+    }
+    let mut sent = wanted(from, to);
+    sent.retain(|at| sender.exports.get(*at).is_some_and(|export| export.handle.has_descriptor()));
+    sent
 }
 
 /// Converts an error of a [link exchange](process_group::link::exchange) to the outcome that this rank posts. `rank`

@@ -43,14 +43,7 @@ impl DirectCore {
         let mut pipelines = Vec::with_capacity(launches.len());
         for (((launch, kinds), first), words) in launches.iter().zip(&kinds).zip(firsts).zip(&words) {
             launch.lane.follow(&launch.state, first, capture)?;
-            let chunks = kinds.iter().filter(|kind| **kind == PieceKind::Chunk).count();
-            let mut second = None;
-            if takes_turns(chunks, slots) {
-                second = launch.lane.stream(1, &self.context, capture)?;
-            }
-            if let Some(second) = second {
-                self.chain(first, second, capture)?;
-            }
+            let second = self.second_stream(launch.lane, kinds, first, capture)?;
             let Lane { way, peer, .. } = *launch.lane;
             let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
             pipelines.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
@@ -62,8 +55,49 @@ impl DirectCore {
             streams: pipeline.streams(),
         };
         let schedules: Vec<_> = kinds.into_iter().zip(&pipelines).map(schedule).collect();
+        // SAFETY: the caller's contract.
+        let enqueued = unsafe { self.enqueue_steps(&steps(&schedules), launches, &pipelines, capture) };
+        // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
+        // lanes' streams only until the streams have reached the last recorded events. Without new events, operations
+        // that this call has enqueued could wait for ever.
+        enqueued.and(self.mark_ends(launches, &pipelines, stream, capture))
+    }
+
+    /// Returns the second stream of a lane for pieces of these kinds, if the lane uses one. Makes it wait for the work
+    /// of the first stream.
+    fn second_stream<'a>(
+        &self,
+        lane: &'a Lane,
+        kinds: &[PieceKind],
+        first: &Stream,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<Option<&'a Stream>> {
+        let slots = self.ring.slots[usize::from(capture.is_some())];
+        let chunks = kinds.iter().filter(|kind| **kind == PieceKind::Chunk).count();
+        if !takes_turns(chunks, slots) {
+            return Ok(None);
+        }
+        let second = lane.stream(1, &self.context, capture)?;
+        if let Some(second) = second {
+            self.chain(first, second, capture)?;
+        }
+        Ok(second)
+    }
+
+    /// Enqueues `steps` in their order, and updates [`LaneLaunch::unlaunched`]. `pipelines` has one pipeline for each
+    /// of `launches`. For an abort and for the errors, see [`enqueue`](Self::enqueue).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn enqueue_steps(
+        &self,
+        steps: &[PieceStep],
+        launches: &mut [LaneLaunch<'_>],
+        pipelines: &[ChunkPipeline<'_>],
+        capture: Option<u64>,
+    ) -> Result<(), PathError> {
         let mut result = Ok(());
-        for step in steps(&schedules) {
+        for step in steps {
             // After an abort, chunks are useless and are left out. Zero-copy messages are still enqueued: a peer that
             // has taken this rank's offer still copies, so this rank's stream must still wait for the copy before the
             // caller reuses the buffer.
@@ -74,30 +108,36 @@ impl DirectCore {
             }
             let (launch, pipeline) = (&launches[step.lane], &pipelines[step.lane]);
             // SAFETY: the caller's contract.
-            if let Err(error) = unsafe { self.enqueue_step(launch, pipeline, step, capture.is_some()) } {
-                result = Err(error.into());
-                break;
-            }
+            unsafe { self.enqueue_step(launch, pipeline, *step, capture.is_some()) }?;
             if let PieceAction::AwaitDone(at) | PieceAction::Offer(at) | PieceAction::Take(at) = step.action
                 && let Some(number) = launch.pieces[at].pushed()
             {
                 launches[step.lane].unlaunched = number + 1;
             }
         }
-        // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
-        // lanes' streams only until the streams have reached the last recorded events. Without new events, operations
-        // that this call has enqueued could wait for ever.
-        let marked =
-            launches.iter_mut().zip(&pipelines).map(|(launch, ChunkPipeline { first, second, .. })| {
-                let joined = second.map_or(Ok(()), |second| match capture {
-                    Some(_) => self.chain(second, first, capture),
-                    None => launch.lane.join(first, second),
-                });
-                let marked = launch.lane.mark(&mut launch.state, first, capture);
-                let is_own = first.raw() == stream.raw();
-                joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
+        result
+    }
+
+    /// Records the events that mark the end of the lanes' work, and makes `stream`, the caller's stream, wait for it.
+    fn mark_ends(
+        &self,
+        launches: &mut [LaneLaunch<'_>],
+        pipelines: &[ChunkPipeline<'_>],
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> Result<(), PathError> {
+        let mut result = Ok(());
+        for (launch, ChunkPipeline { first, second, .. }) in launches.iter_mut().zip(pipelines) {
+            let joined = second.map_or(Ok(()), |second| match capture {
+                Some(_) => self.chain(second, first, capture),
+                None => launch.lane.join(first, second),
             });
-        marked.fold(result, |result, marked| result.and(marked.map_err(PathError::from)))
+            let marked = launch.lane.mark(&mut launch.state, first, capture);
+            let is_own = first.raw() == stream.raw();
+            let awaited = marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) });
+            result = result.and(joined.and(awaited).map_err(PathError::from));
+        }
+        result
     }
 
     /// # Safety
