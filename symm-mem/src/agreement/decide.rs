@@ -20,7 +20,7 @@ use super::{
     search::Range,
 };
 
-type Ranked<'a> = (u32, &'a Record);
+type RankedRecord<'a> = (u32, &'a Record);
 
 fn refuse(refusal: Refusal) -> Decision {
     Decision::Refused { refusal: Rejection::Refused(refusal) }
@@ -46,7 +46,7 @@ fn poison(poison: Poison) -> Decision {
 ///    diverge.
 /// 7. If the segments become windows, they fit into the symmetric address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
-    let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
+    let mut sorted: Vec<RankedRecord<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
     let records = sorted.as_slice();
 
@@ -63,7 +63,7 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     let policy = records.first().map(|(_, record)| record.policy).unwrap_or_default();
     let common = common_segments(records);
     let enqueued = records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice()));
-    if let Some(refusal) = unready(records, policy, common).or_else(|| half_enqueued(enqueued)) {
+    if let Some(refusal) = unready(records, policy, common).or_else(|| unmatched_work(enqueued)) {
         return refuse(refusal);
     }
 
@@ -97,7 +97,7 @@ fn searched(range: Range, after: After) -> Decision {
     Decision::Act { plan: Plan::Hashes { range, after } }
 }
 
-fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
+fn poisoned(records: &[RankedRecord<'_>]) -> Option<Poison> {
     records.iter().find_map(|(_, record)| match &record.readiness {
         Readiness::Poisoned(poison) => Some(poison.clone()),
         _ => None,
@@ -107,7 +107,7 @@ fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
 /// Returns a refusal if ranks have different domains or policies. The pool, the group and the number of the commit need
 /// no check here, because they are part of the agreement's name. The lists of the group's members need no check either,
 /// because [`bootstrap::agreement`] has compared them.
-fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
+fn unlike_members(records: &[RankedRecord<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
         return Some(Refusal::MembersMismatch { what: Membership::Domain, lists });
@@ -116,13 +116,13 @@ fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
 }
 
-fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
+fn unlike_capabilities(records: &[RankedRecord<'_>]) -> Option<Refusal> {
     let of_ranks: Vec<_> = records.iter().map(|(rank, record)| (*rank, &record.capabilities)).collect();
     let (what, values) = Capabilities::difference(&of_ranks)?;
     Some(Refusal::CapabilityMismatch { what, values })
 }
 
-fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
+fn unready(records: &[RankedRecord<'_>], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
         // With `Prefix`, the failed check of a segment after the first difference is ignored, because the commit leaves
         // out this segment.
@@ -157,7 +157,7 @@ pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + 
 /// For each group, compares the counts of the ranks that have an entry for the group. Returns a refusal if these ranks
 /// have enqueued different numbers of collectives, or if one of them has enqueued more or fewer sends than its peer has
 /// enqueued matching receives. `ranks` must be in ascending order.
-pub(super) fn half_enqueued<'a>(
+pub(super) fn unmatched_work<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
     let groups: BTreeSet<GroupId> =
@@ -170,7 +170,7 @@ pub(super) fn half_enqueued<'a>(
         let collectives =
             ValuesByRank::of(ranks.iter().map(|(rank, enqueued)| (*rank, enqueued.collectives)));
         match collectives.is_unanimous() {
-            true => half_exchanged(group, &ranks),
+            true => unmatched_messages(group, &ranks),
             false => Some(Refusal::CollectivesOutstanding { group, collectives }),
         }
     })
@@ -180,7 +180,7 @@ pub(super) fn half_enqueued<'a>(
 /// has enqueued receives, or `None` if there is no such pair. `ranks` must be in ascending order. Skips pairs with a
 /// peer that is not in `ranks`, because the peer's counts are unknown. Skips pairs with captured messages, because the
 /// number of graph launches is unknown.
-fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
+fn unmatched_messages(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
         let at = ranks.binary_search_by_key(&own.peer, |(rank, _)| *rank).ok()?;
@@ -200,7 +200,7 @@ fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal>
 }
 
 /// Returns the length of the longest common prefix of the lists of new segments in all records.
-fn common_segments(records: &[Ranked<'_>]) -> usize {
+fn common_segments(records: &[RankedRecord<'_>]) -> usize {
     let Some(((_, first), others)) = records.split_first() else { return 0 };
     let same = |(at, segment): (usize, &Segment)| {
         let alone = segment.alone();
@@ -212,7 +212,7 @@ fn common_segments(records: &[Ranked<'_>]) -> usize {
 /// Returns the ordinals of the segments that all ranks mark as [`Segment::FOLLOWS`], among the first `common` new
 /// segments. Each of them shares a window with the new segment before it. The first new segment is never among them,
 /// because this commit does not register the segment before it.
-fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
+fn joined(records: &[RankedRecord<'_>], common: usize) -> Vec<u32> {
     let Some((_, first)) = records.first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|(_, it)| it.segments.get(at).is_some_and(Segment::follows));
     (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
@@ -221,7 +221,7 @@ fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
 /// Returns the first difference between the new segments or the allocation logs of the records, as a refusal. Returns
 /// `None` if there is no difference. `common` is the number of new segments, from the first, that are equal on all
 /// ranks.
-fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
+fn difference(records: &[RankedRecord<'_>], common: usize) -> Option<Refusal> {
     let next = |record: &Record| record.segments.get(common).map(|segment| segment.alone());
     let common = common as u32;
     let diverged = |ordinal, logs| Refusal::AllocationDiverged { ordinal, common, logs, divergence: None };
@@ -232,7 +232,7 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
-    let ordinal = at.entries.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
+    let ordinal = at.entries.iter().filter_map(|entry| Some(entry.value?.ordinal)).min().unwrap_or(0);
     let here = |record: &Record| next(record).filter(|it| it.ordinal == ordinal);
     let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
     let present: Option<Vec<(u32, Segment)>> =
@@ -254,7 +254,7 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     })
 }
 
-fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
+fn without_windows(records: &[RankedRecord<'_>]) -> Option<NoWindows> {
     if records.len() <= 1 {
         return Some(NoWindows::SingleMember {});
     }
@@ -264,7 +264,7 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
     })
 }
 
-fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
+fn exhausted(records: &[RankedRecord<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
     // On every member, NCCL reserves as much address space as the largest device of all members has memory. Each rank
     // knows only its own device, and computes `address_space_left` as if no member had a larger one. So the greatest

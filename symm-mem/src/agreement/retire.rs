@@ -25,7 +25,7 @@ use process_group::group::GroupId;
 
 use super::{
     PROTOCOL, ValuesByRank,
-    decide::{half_enqueued, not_ready},
+    decide::{not_ready, unmatched_work},
     ending::Ending,
     meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
@@ -77,25 +77,26 @@ pub struct RetirementRecord {
 }
 wire_struct!(RetirementRecord { readiness, enqueued, log, groups, segments });
 
-type Ranked<'a> = (u32, &'a RetirementRecord);
+type RankedRetirement<'a> = (u32, &'a RetirementRecord);
 
 /// Decides from the records of all ranks: refuses the retirement, or returns the plan to wait until the devices are
 /// idle. The result does not depend on the order of the records.
 pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
-    let mut records: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
+    let mut records: Vec<RankedRetirement<'_>> =
+        records.iter().map(|(rank, record)| (*rank, record)).collect();
     records.sort_by_key(|(rank, _)| *rank);
-    let refusal = differing(&records)
+    let refusal = different_requests(&records)
         .or_else(|| not_ready(records.iter().map(|(rank, record)| (*rank, &record.readiness))))
-        .or_else(|| half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice()))))
-        .or_else(|| holding(&records))
-        .or_else(|| parted(&records));
+        .or_else(|| unmatched_work(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice()))))
+        .or_else(|| still_used(&records))
+        .or_else(|| different_logs(&records));
     match refusal {
         Some(refusal) => Decision::Refused { refusal },
         None => Decision::Act { plan: RetirePlan::Quiesce {} },
     }
 }
 
-fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
+fn different_requests(records: &[RankedRetirement<'_>]) -> Option<Refusal> {
     let ordinals = split(records, |record| record.segments.iter().map(|it| it.ordinal).collect::<Vec<_>>());
     if !ordinals.is_unanimous() {
         return Some(Refusal::RetirementMismatch { ordinals });
@@ -112,9 +113,9 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
 }
 
 /// Returns a refusal if the ranks' allocation logs differ. The caller checks the uses of the segments first, with
-/// [`holding`]. If a rank still uses a segment that other ranks have released, the logs differ too, but the refusal of
-/// `holding` names the cause.
-fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
+/// [`still_used`]. If a rank still uses a segment that other ranks have released, the logs differ too, but the refusal
+/// of `still_used` names the cause.
+fn different_logs(records: &[RankedRetirement<'_>]) -> Option<Refusal> {
     let logs = split(records, |record| record.log);
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
@@ -122,7 +123,7 @@ fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
 
 /// Returns a refusal if a segment still has uses on a rank, or is committed for a group that a rank did not pass to the
 /// retirement. All records must list the same segments.
-fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
+fn still_used(records: &[RankedRetirement<'_>]) -> Option<Refusal> {
     let count = records.first().map_or(0, |(_, record)| record.segments.len());
     (0..count).find_map(|at| {
         let all = || records.iter().filter_map(|(rank, record)| Some((*rank, record.segments.get(at)?)));
@@ -236,16 +237,16 @@ pub(super) fn judge_released(releases: &Posted) -> Retired {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
     let culprits = ranks_that(releases, |release| !release.as_ref().is_some_and(Release::is_done));
-    let told = releases.iter().filter_map(|(rank, release)| match release {
+    let ended = releases.iter().filter_map(|(rank, release)| match release {
         Some(Release::Over { groups, cause }) => Some((*rank, groups, cause)),
         _ => None,
     });
-    let over: BTreeSet<GroupId> = told.clone().flat_map(|(_, groups, _)| groups.iter().copied()).collect();
+    let over: BTreeSet<GroupId> = ended.clone().flat_map(|(_, groups, _)| groups.iter().copied()).collect();
     let poison = if let Some((rank, cause)) = failed(releases) {
         Poison::RetirementFailed { rank, cause }
     } else if !culprits.is_empty() {
         Poison::MembersLost { missing, blocked }
-    } else if let Some((rank, _, cause)) = told.clone().next() {
+    } else if let Some((rank, _, cause)) = ended.clone().next() {
         Poison::RetirementFailed { rank, cause: cause.clone() }
     } else {
         return Retired::Everywhere {};

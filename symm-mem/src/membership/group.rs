@@ -201,7 +201,7 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
 /// Returns `None` if they match, otherwise a description of the problem. They match if `ranks` has as many entries as
 /// the communicator has ranks, all distinct, and `rank` is at index `communicator.rank()`. The positions of the other
 /// members need no check here: the agreement compares the members' lists.
-pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
+pub(super) fn list_mismatch(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();
     let fits = (ranks.len(), distinct, ranks.get(place)) == (size, size, Some(&rank));

@@ -6,7 +6,7 @@ use bootstrap::agreement::{Decision, read_decision, refusal};
 use caching_alloc::core::symmetric::SymmetricArena;
 use process_group::{comm::Communicator, group::SymmetricPlaces};
 
-use super::{group::misnamed, mapped::MappedSegments};
+use super::{group::list_mismatch, mapped::MappedSegments};
 use crate::{
     agreement::{
         Agreed, CommitProtocol, Ending, GroupLog, NoWindows, PeerMappings, Plain, Poison, Refusal, Rejection,
@@ -94,18 +94,18 @@ impl GroupState {
         let cause = match &outside {
             Some(error) => error.to_string(),
             None if deadline.is_zero() => NO_TIME.to_owned(),
-            None => misnamed(self.log.members(), self.log.rank(), communicator)?,
+            None => list_mismatch(self.log.members(), self.log.rank(), communicator)?,
         };
         let (place, declined) = self.log.decline(cause);
         let decision = refusal::<CommitProtocol>(declined.clone().into());
-        let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
+        let decided = domain.store().compare_set(&place.decision_key(), b"", &decision);
         // The error of this rank:
         // - `outside`, if members are outside of the domain.
         // - The store's error, if the store fails.
         // - The stored refusal, if the stored decision is one.
         // - Its own refusal, if the stored decision is not a refusal.
         Some(outside.unwrap_or_else(|| {
-            let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
+            let kind = match decided.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused(refusal) }))) => {
                     ErrorKind::Refused(refusal)
                 }

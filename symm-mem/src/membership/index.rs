@@ -21,7 +21,7 @@ use crate::agreement::GroupId;
 
 /// Up to this number of segments, a look-up finds the segment of an address by counting the segments that begin at or
 /// before the address, which needs no branch. With more segments, it uses binary search.
-const FEW: usize = 16;
+const LINEAR_SEARCH_MAX: usize = 16;
 
 /// The segments by address, and their states by group.
 #[derive(Debug, Default)]
@@ -37,8 +37,8 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn of(table: &Table, version: u64) -> Self {
-        let begins = table.extents.iter().map(|extent| extent.begin).collect();
-        let rest = table.extents.iter().map(|extent| (extent.end, extent.ordinal)).collect();
+        let begins = table.ranges.iter().map(|range| range.begin).collect();
+        let rest = table.ranges.iter().map(|range| (range.end, range.ordinal)).collect();
         let groups = table.groups.iter().map(|(id, it)| (*id, it.standings.clone())).collect();
         Self { version, begins, rest, groups }
     }
@@ -46,9 +46,9 @@ impl Index {
     /// Returns the first address, the end and the ordinal of the segment that contains `address`, or `None` if no
     /// segment contains it.
     #[inline]
-    fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
+    fn segment_at(&self, address: u64) -> Option<(u64, u64, u32)> {
         let after = match self.begins.len() {
-            ..=FEW => self.begins.iter().map(|begin| usize::from(*begin <= address)).sum(),
+            ..=LINEAR_SEARCH_MAX => self.begins.iter().map(|begin| usize::from(*begin <= address)).sum(),
             _ => self.begins.partition_point(|begin| *begin <= address),
         };
         let at = after.checked_sub(1)?;
@@ -79,7 +79,7 @@ impl Index {
     /// segment. An error if they begin in a segment and extend beyond it.
     #[inline]
     fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
-        let Some((begin, end, ordinal)) = self.around(address) else { return Ok(None) };
+        let Some((begin, end, ordinal)) = self.segment_at(address) else { return Ok(None) };
         if bytes > end - address {
             return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
         }
@@ -91,12 +91,12 @@ impl Index {
 static VERSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// The number of indexes that a thread caches.
-const KEPT: usize = 4;
+const CACHE_SLOTS: usize = 4;
 
 thread_local! {
     /// The indexes that this thread caches. The index of a pool is at position [`Published::slot`]. If pools have the
     /// same slot, their indexes replace each other.
-    static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
+    static CACHED: RefCell<[Option<Arc<Index>>; CACHE_SLOTS]> = const { RefCell::new([const { None }; CACHE_SLOTS]) };
 }
 
 /// The current table of a pool and the table's index. All threads of the process share this value.
@@ -106,7 +106,7 @@ pub(crate) struct Published {
     index: ArcSwap<Index>,
     /// The version of `index`, or of an earlier index while `store` runs.
     version: AtomicU64,
-    /// The position of this pool's index in `SEEN`.
+    /// The position of this pool's index in `CACHED`.
     slot: usize,
 }
 
@@ -118,7 +118,7 @@ impl Default for Published {
             table: ArcSwap::default(),
             index: ArcSwap::from_pointee(index),
             version: AtomicU64::new(version),
-            slot: version as usize % KEPT,
+            slot: version as usize % CACHE_SLOTS,
         }
     }
 }
@@ -160,9 +160,9 @@ impl Published {
     #[inline]
     pub(crate) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
         let version = self.version.load(Ordering::Acquire);
-        let known = SEEN.try_with(|seen| {
-            let mut seen = seen.borrow_mut();
-            let slot = &mut seen[self.slot];
+        let known = CACHED.try_with(|cached| {
+            let mut cached = cached.borrow_mut();
+            let slot = &mut cached[self.slot];
             match slot {
                 Some(index) if index.version == version => read(index),
                 _ => read(slot.insert(self.index.load_full())),
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_thread_sees_what_was_published_before_whatever_other_pools_it_reads() {
-        let pools: Vec<Published> = (0..2 * KEPT).map(|_| Published::default()).collect();
+        let pools: Vec<Published> = (0..2 * CACHE_SLOTS).map(|_| Published::default()).collect();
         for round in 0..5_u32 {
             for (pool, number) in pools.iter().zip(0_u64..) {
                 assert_eq!(found(pool, 1000 * u64::from(round) + number), None);

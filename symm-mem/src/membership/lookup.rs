@@ -67,7 +67,7 @@ pub enum LookupError {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
+pub(super) struct SegmentRange {
     pub(super) begin: u64,
     pub(super) end: u64,
     pub(super) ordinal: u32,
@@ -153,25 +153,25 @@ impl Standings {
 /// published table does not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
-    pub(super) extents: Vec<Extent>,
+    pub(super) ranges: Vec<SegmentRange>,
     pub(super) groups: Vec<(GroupId, Standings)>,
     /// The poisoned groups, each with the reason.
-    dead: Vec<(GroupId, Poison)>,
+    poisoned: Vec<(GroupId, Poison)>,
 }
 
 impl Table {
     /// Returns the table with one more segment, of `bytes` bytes at `begin`.
     pub(crate) fn with_segment(&self, ordinal: u32, begin: u64, bytes: u64) -> Self {
         let mut table = self.clone();
-        let at = table.extents.partition_point(|extent| extent.begin < begin);
-        table.extents.insert(at, Extent { begin, end: begin + bytes, ordinal });
+        let at = table.ranges.partition_point(|range| range.begin < begin);
+        table.ranges.insert(at, SegmentRange { begin, end: begin + bytes, ordinal });
         table
     }
 
     /// Returns the table without these segments.
     pub(crate) fn without_segments(&self, ordinals: &[u32]) -> Self {
         let mut table = self.clone();
-        table.extents.retain(|extent| !ordinals.contains(&extent.ordinal));
+        table.ranges.retain(|range| !ordinals.contains(&range.ordinal));
         for (_, standings) in &mut table.groups {
             ordinals.iter().for_each(|ordinal| standings.remove(*ordinal));
         }
@@ -188,19 +188,19 @@ impl Table {
     /// Returns the table in which `group` is poisoned and has no segments.
     pub(crate) fn with_poison(&self, group: GroupId, poison: Poison) -> Self {
         let mut table = self.without_group(group);
-        table.dead.push((group, poison));
+        table.poisoned.push((group, poison));
         table
     }
 
     pub(crate) fn without_group(&self, group: GroupId) -> Self {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
-        table.dead.retain(|(id, _)| *id != group);
+        table.poisoned.retain(|(id, _)| *id != group);
         table
     }
 
     pub(crate) fn poison(&self, group: GroupId) -> Option<&Poison> {
-        self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
+        self.poisoned.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
     /// States of the pool's segments in `group`. `None` if the group has no commit, is poisoned, or was forgotten.
@@ -231,7 +231,7 @@ impl Table {
     /// cannot be retired without them, because NCCL deregisters only whole windows. Returns the found segment, the
     /// group of the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no
     /// such segment.
-    pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
+    pub(crate) fn split_window(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {
                 let others = standings.sharing(*ordinal).filter(|other| !ordinals.contains(other));
@@ -243,10 +243,10 @@ impl Table {
 
     /// The ordinal, begin and end of the segment that contains `address`, if the segment lies in a window of `group`.
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
-        let after = self.extents.partition_point(|extent| extent.begin <= address);
-        let extent = self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)?;
-        let serial = self.standings(group)?.at(extent.ordinal).serial();
-        serial.map(|_| (extent.ordinal, extent.begin, extent.end))
+        let after = self.ranges.partition_point(|range| range.begin <= address);
+        let range = self.ranges.get(after.checked_sub(1)?).filter(|range| address < range.end)?;
+        let serial = self.standings(group)?.at(range.ordinal).serial();
+        serial.map(|_| (range.ordinal, range.begin, range.end))
     }
 }
 

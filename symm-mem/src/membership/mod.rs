@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `commit` | the members of a group agree on the pool's segments and register them |
 //! | `retire` | removal of segments, on all ranks or on none |
-//! | `agreed` | agreement on the length of an allocation |
+//! | `length` | agreement on the length of an allocation |
 //! | `memberships` | the state of a pool in all of its groups |
 //! | `group_state` | the state of a pool in one group, kept between commits |
 //! | `mapped` | the segments, of all pools, that all members of a group have mapped |
@@ -18,11 +18,11 @@
 //!
 //! Only a commit creates windows. A retirement deregisters them. Otherwise they exist until the communicator ends.
 
-mod agreed;
 pub(crate) mod commit;
 mod group;
 mod group_state;
 mod index;
+mod length;
 mod lookup;
 mod mapped;
 mod meetings;

@@ -54,12 +54,12 @@ pub struct RetireReport {
 }
 
 /// A group that takes part in a retirement, with the group's state on this rank.
-struct Party<'a> {
+struct Participant<'a> {
     group: &'a dyn SymmetricGroup,
     group_state: Arc<Mutex<GroupState>>,
     /// Held until the retirement has ended, so that no other thread registers or deregisters windows of the group.
     /// `None` if another thread held the guard: this rank then reports that it is not ready.
-    _turn: Option<RegistrationGuard<'a>>,
+    _guard: Option<RegistrationGuard<'a>>,
 }
 
 impl Memberships {
@@ -74,59 +74,62 @@ impl Memberships {
     ) -> Result<RetireReport, Error> {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
-        let (parties, trouble) = self.parties(groups);
+        let (participants, trouble) = self.participants(groups);
         let group_states: Vec<Arc<Mutex<GroupState>>> =
-            parties.iter().map(|party| party.group_state.clone()).collect();
-        let readiness = readiness_of(&parties, trouble, self.memory().context());
-        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
+            participants.iter().map(|participant| participant.group_state.clone()).collect();
+        let readiness = readiness_of(&participants, trouble, self.memory().context());
+        let mut enqueued: Vec<Enqueued> =
+            participants.iter().flat_map(|participant| participant.group.enqueued()).collect();
         enqueued.sort_by_key(|it| it.group);
         enqueued.dedup_by_key(|it| it.group);
         let start = self.begin_retirement(&ordinals, &group_states, readiness, enqueued, deadline);
-        let (meeting, windows, failure) = self.run_retirement(start, &ordinals, &parties);
+        let (result, windows, failure) = self.run_retirement(start, &ordinals, &participants);
         let cause = failure.as_ref().map(ToString::to_string);
-        let (bytes, dead) = self.end_retirement(&ordinals, &group_states, &meeting, cause);
-        for party in parties.iter().filter(|party| dead.contains(&party.group.id())) {
-            let poison = lock(&party.group_state).log.poison().cloned();
+        let (bytes, newly_poisoned) = self.end_retirement(&ordinals, &group_states, &result, cause);
+        for participant in
+            participants.iter().filter(|participant| newly_poisoned.contains(&participant.group.id()))
+        {
+            let poison = lock(&participant.group_state).log.poison().cloned();
             if let Some(poison) = poison {
-                end_poisoned(party.group, self.domain().rank(), &poison);
+                end_poisoned(participant.group, self.domain().rank(), &poison);
             }
         }
-        let ending = match meeting {
+        let ending = match result {
             Ok(Retired::Everywhere {}) => {
                 return Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() });
             }
             Ok(Retired::Poisoned { poison, .. }) => Ending::Poisoned(poison),
             Err(ending) => ending,
         };
-        let poisoned = parties.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
-        let poisoned = poisoned.map(|party| party.group.id()).collect();
+        let poisoned = participants.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
+        let poisoned = poisoned.map(|participant| participant.group.id()).collect();
         let call = CallContext::of_pool("retirement", self.id());
         Err(call.error(ErrorKind::of_ending(ending, ErrorKind::Refused, failure, poisoned)))
     }
 
     /// Returns the groups that take part, in ascending order of their ids. The second value describes a problem with
     /// one of the groups, if there is one.
-    fn parties<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Party<'a>>, Option<String>) {
+    fn participants<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Participant<'a>>, Option<String>) {
         let mut trouble = None;
-        let mut parties: Vec<Party<'a>> = Vec::new();
+        let mut participants: Vec<Participant<'a>> = Vec::new();
         for group in groups {
             let group_state = self.group_state(group.id(), group.ranks());
             let outside = lock(&group_state).outside(self.domain());
             match outside {
                 Some(error) => trouble = Some(error.to_string()),
-                None if parties.iter().any(|party| party.group.id() == group.id()) => {}
+                None if participants.iter().any(|participant| participant.group.id() == group.id()) => {}
                 None => {
-                    let turn = RegistrationGuard::take(group.communicator());
-                    if turn.is_none() {
+                    let guard = RegistrationGuard::take(group.communicator());
+                    if guard.is_none() {
                         let cause = format!("another thread commits a pool for group {}", group.id());
                         trouble.get_or_insert(cause);
                     }
-                    parties.push(Party { group: *group, group_state, _turn: turn });
+                    participants.push(Participant { group: *group, group_state, _guard: guard });
                 }
             }
         }
-        parties.sort_by_key(|party| party.group.id());
-        (parties, trouble)
+        participants.sort_by_key(|participant| participant.group.id());
+        (participants, trouble)
     }
 
     /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
@@ -162,7 +165,7 @@ impl Memberships {
         });
         let segments = segments.collect();
         drop(arena);
-        let readiness = match (readiness, unknown, table.parted(ordinals)) {
+        let readiness = match (readiness, unknown, table.split_window(ordinals)) {
             (Readiness::GroupOpen, ..) => Readiness::GroupOpen,
             (Readiness::Capturing, ..) => Readiness::Capturing,
             _ if frozen => Readiness::Capturing,
@@ -190,18 +193,18 @@ impl Memberships {
         &self,
         start: Start<RetireProtocol>,
         ordinals: &[u32],
-        parties: &[Party<'_>],
+        participants: &[Participant<'_>],
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
         let Start { member, record } = start;
         let (releases, mut windows, mut last) = (Cell::new(false), 0, None);
         let act = |plan: &RetirePlan, deadline, _: &dyn Fn() -> bool| {
             last = Some(plan.clone());
             match plan {
-                RetirePlan::Quiesce {} => RetireOutcome::Quiet(self.come_to_rest(parties, deadline)),
+                RetirePlan::Quiesce {} => RetireOutcome::Quiet(self.wait_until_idle(participants, deadline)),
                 RetirePlan::Deregister {} => {
                     releases.set(true);
-                    let (release, gone) = self.deregister(ordinals, parties, deadline);
-                    windows = gone;
+                    let (release, deregistered) = self.deregister(ordinals, participants, deadline);
+                    windows = deregistered;
                     RetireOutcome::Deregistered(release)
                 }
             }
@@ -209,13 +212,13 @@ impl Memberships {
         // The end of a group ends this rank's part in the agreement, except after this rank has begun to deregister.
         // From then on the rank waits for the verdict over all outcomes, which names every rank and every ended group
         // whose windows may remain. Without the verdict, the error would name only one rank. The wait has a time limit.
-        let watched = || if releases.get() { &[] } else { parties };
+        let watched = || if releases.get() { &[] } else { participants };
         let store = self.domain().store();
         let object = GroupObject {
             rank: member.rank,
             store: store.clone(),
-            check: || watched().iter().try_for_each(|party| party.group.standing()),
-            health: || watched().iter().filter_map(|party| party.group.health_handle()),
+            check: || watched().iter().try_for_each(|participant| participant.group.standing()),
+            health: || watched().iter().filter_map(|participant| participant.group.health_handle()),
             ignores: is_closed,
         };
         let ended = agreement::run::<RetireProtocol>(&**store, member.clone(), record, act, object);
@@ -230,25 +233,25 @@ impl Memberships {
         }
     }
 
-    /// Waits until the pool's device and the devices of the groups in `parties` are idle. Returns [`Release::Done`] if
-    /// they are, [`Release::Blocked`] if they are not idle by the deadline, or [`Release::Failed`] if this rank cannot
-    /// wait.
-    fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
+    /// Waits until the pool's device and the devices of the groups in `participants` are idle. Returns
+    /// [`Release::Done`] if they are, [`Release::Blocked`] if they are not idle by the deadline, or [`Release::Failed`]
+    /// if this rank cannot wait.
+    fn wait_until_idle(&self, participants: &[Participant<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
             .memory()
             .context()
             .into_iter()
             .cloned()
-            .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
+            .chain(participants.iter().map(|participant| participant.group.communicator().context().clone()))
             .collect();
         // `Context::synchronize` has no deadline, so another thread calls it. If the deadline of this function passes,
         // that thread continues to wait until the devices are idle.
         let (done, wait) = mpsc::channel();
-        let rest = move || {
-            let rested = contexts.iter().try_for_each(Context::synchronize);
-            let _ = done.send(rested.map_err(|error| error.to_string()));
+        let wait_all = move || {
+            let waited = contexts.iter().try_for_each(Context::synchronize);
+            let _ = done.send(waited.map_err(|error| error.to_string()));
         };
-        if let Err(error) = thread::Builder::new().name("symm-mem-rest".to_owned()).spawn(rest) {
+        if let Err(error) = thread::Builder::new().name("symm-mem-rest".to_owned()).spawn(wait_all) {
             return Release::Failed { cause: error.to_string() };
         }
         match wait.recv_timeout(deadline.remaining()) {
@@ -259,33 +262,40 @@ impl Memberships {
     }
 
     /// Unmaps the peers' segments. Then deregisters the windows and plain registrations of the segments, group by group
-    /// in the order of `parties`, and within a group in the order of `ordinals`. Returns the outcome, and the number of
-    /// deregistered windows.
-    fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
+    /// in the order of `participants`, and within a group in the order of `ordinals`. Returns the outcome, and the
+    /// number of deregistered windows.
+    fn deregister(
+        &self,
+        ordinals: &[u32],
+        participants: &[Participant<'_>],
+        deadline: Deadline,
+    ) -> (Release, usize) {
         // Unmap the peers' segments first, so that they are unmapped even if a deregistration fails. The driver frees a
         // peer's memory only once no rank maps it any more.
         self.memory().attachments().forget(ordinals);
         let table = self.table();
-        let mut gone = 0;
-        let mut over = Vec::new();
+        let mut deregistered = 0;
+        let mut ended_groups = Vec::new();
         let mut end = None;
-        for party in parties {
-            match deregister_from(party, ordinals, &table, deadline) {
-                Ok(windows) => gone += windows,
-                Err(error) => match (party.group.standing(), error) {
+        for participant in participants {
+            match deregister_from(participant, ordinals, &table, deadline) {
+                Ok(windows) => deregistered += windows,
+                Err(error) => match (participant.group.standing(), error) {
                     // The end of the group caused the failure. Continue with the windows of the other groups.
                     (Err(ended), _) => {
-                        over.push(party.group.id());
+                        ended_groups.push(participant.group.id());
                         end.get_or_insert(ended.to_string());
                     }
-                    (Ok(()), CommError::DeadlineExceeded { .. }) => return (Release::Blocked {}, gone),
-                    (Ok(()), error) => return (Release::Failed { cause: error.to_string() }, gone),
+                    (Ok(()), CommError::DeadlineExceeded { .. }) => {
+                        return (Release::Blocked {}, deregistered);
+                    }
+                    (Ok(()), error) => return (Release::Failed { cause: error.to_string() }, deregistered),
                 },
             }
         }
         match end {
-            None => (Release::Done {}, gone),
-            Some(cause) => (Release::Over { groups: over, cause }, gone),
+            None => (Release::Done {}, deregistered),
+            Some(cause) => (Release::Over { groups: ended_groups, cause }, deregistered),
         }
     }
 
@@ -301,14 +311,14 @@ impl Memberships {
         cause: Option<String>,
     ) -> (u64, Vec<GroupId>) {
         match result {
-            Ok(Retired::Everywhere {}) => (self.take_out(ordinals), Vec::new()),
+            Ok(Retired::Everywhere {}) => (self.remove_and_free(ordinals), Vec::new()),
             Ok(Retired::Poisoned { poison, culprits, over }) => {
-                let is_dead = |log: &GroupLog| {
+                let is_affected = |log: &GroupLog| {
                     over.contains(&log.group()) || log.members().iter().any(|it| culprits.contains(it))
                 };
-                let dead = self.poison_groups(group_states, poison, is_dead);
-                self.take_out(ordinals);
-                (0, dead)
+                let poisoned = self.poison_groups(group_states, poison, is_affected);
+                self.remove_and_free(ordinals);
+                (0, poisoned)
             }
             Err(ending) => {
                 let doubt = ending.doubt(self.domain().rank(), cause);
@@ -320,8 +330,8 @@ impl Memberships {
     /// Removes the segments from the pool. If no group of this pool is poisoned, also frees their memory and memory
     /// left from earlier retirements. Returns the number of bytes of these segments that were freed.
     #[track_caller]
-    fn take_out(&self, ordinals: &[u32]) -> u64 {
-        let is_reached = self.remove_segments(ordinals);
+    fn remove_and_free(&self, ordinals: &[u32]) -> u64 {
+        let is_poisoned = self.remove_segments(ordinals);
         let mut arena = self.memory().arena();
         let segment = |ordinal: &u32| arena.segments().get(*ordinal as usize).copied();
         let segments: Vec<SymmetricSegment> = ordinals.iter().filter_map(segment).collect();
@@ -330,7 +340,7 @@ impl Memberships {
             debug_assert!(out.is_ok(), "{out:?}");
         }
         // A poisoned group's communicator may still have windows in the memory.
-        if is_reached {
+        if is_poisoned {
             return 0;
         }
         // Memory that the driver fails to release is left out of the count. The arena does not try to release it again.
@@ -339,34 +349,34 @@ impl Memberships {
         segments.iter().filter(is_freed).map(|segment| segment.bytes).sum()
     }
 
-    /// Poisons the groups of `group_states` for which `is_dead` returns true, and returns them.
+    /// Poisons the groups of `group_states` for which `is_affected` returns true, and returns them.
     fn poison_groups(
         &self,
         group_states: &[Arc<Mutex<GroupState>>],
         poison: &Poison,
-        is_dead: impl Fn(&GroupLog) -> bool,
+        is_affected: impl Fn(&GroupLog) -> bool,
     ) -> Vec<GroupId> {
-        let mut dead = Vec::new();
+        let mut poisoned = Vec::new();
         for group_state in group_states {
             let mut group_state = lock(group_state);
-            if is_dead(&group_state.log) {
+            if is_affected(&group_state.log) {
                 group_state.log.set_poison(poison.clone());
                 self.publish_poison(&group_state);
-                dead.push(group_state.log.group());
+                poisoned.push(group_state.log.group());
             }
         }
-        dead
+        poisoned
     }
 }
 
 /// Deregisters the windows and plain registrations of the segments in one group. Returns the number of windows.
 fn deregister_from(
-    party: &Party<'_>,
+    participant: &Participant<'_>,
     ordinals: &[u32],
     table: &Table,
     deadline: Deadline,
 ) -> Result<usize, CommError> {
-    let id = party.group.id();
+    let id = participant.group.id();
     for registration in ordinals.iter().filter_map(|ordinal| table.registered(*ordinal, id)) {
         registration.deregister(deadline)?;
     }
@@ -379,7 +389,7 @@ fn deregister_from(
     if count > 0 {
         // SAFETY: all ranks agreed to retire these segments after they found that no block or graph uses them. Then
         // every rank waited until its devices were idle, so no work uses the windows.
-        unsafe { party.group.communicator().deregister_windows(windows, deadline) }?;
+        unsafe { participant.group.communicator().deregister_windows(windows, deadline) }?;
     }
     Ok(count)
 }
@@ -388,16 +398,21 @@ fn deregister_from(
 /// groups can take part, no stream of their devices or of the pool's device is capturing, and the calling thread has no
 /// NCCL group open. Errors of these checks become part of the result, which the rank posts, so that all ranks get them.
 /// `trouble` is a problem that is already known. `context` is that of the pool.
-fn readiness_of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Readiness {
+fn readiness_of(
+    participants: &[Participant<'_>],
+    trouble: Option<String>,
+    context: Option<&Context>,
+) -> Readiness {
     let trouble = trouble.or_else(|| {
         // If a group has ended, its error is more specific than that of its communicator.
-        parties.iter().find_map(|party| match party.group.standing() {
+        participants.iter().find_map(|participant| match participant.group.standing() {
             Err(ended) => Some(ended.to_string()),
             // A communicator that is not created yet is accepted, because it has no windows.
-            Ok(()) => check(party.group.communicator(), false).err().map(|error| error.to_string()),
+            Ok(()) => check(participant.group.communicator(), false).err().map(|error| error.to_string()),
         })
     });
-    let mut contexts = context.into_iter().chain(parties.iter().map(|it| it.group.communicator().context()));
+    let mut contexts =
+        context.into_iter().chain(participants.iter().map(|it| it.group.communicator().context()));
     let is_capturing = contexts
         .try_fold(false, |found, context| Ok::<_, cuda_driver::Error>(found || is_capturing(context)?));
     readiness(Group::is_open(), trouble, is_capturing.map_err(|error| error.to_string()))

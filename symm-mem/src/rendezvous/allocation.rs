@@ -108,10 +108,10 @@ impl PeerMemory {
     /// [`AllocationError::Size`] for 0 bytes. [`AllocationError::Driver`] if the driver fails, for example with
     /// [`NoFabric`](cuda_driver::Error::NoFabric) for fabric handles on a host without them.
     pub fn new(context: &Context, bytes: usize, handles: HandleTypes) -> Result<Self, AllocationError> {
-        Self::about(context, bytes, handles, Subject::Allocation)
+        Self::with_subject(context, bytes, handles, Subject::Allocation)
     }
 
-    pub(super) fn about(
+    pub(super) fn with_subject(
         context: &Context,
         bytes: usize,
         handles: HandleTypes,
@@ -341,7 +341,8 @@ impl PeerAllocator for CudaAllocator {
             }
             return Ok(memory.clone());
         }
-        let memory = PeerMemory::about(&self.context, bytes, self.handles, Subject::Persistent { id })?;
+        let memory =
+            PeerMemory::with_subject(&self.context, bytes, self.handles, Subject::Persistent { id })?;
         persistent.insert(id, memory.clone());
         Ok(memory)
     }

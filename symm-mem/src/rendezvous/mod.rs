@@ -181,7 +181,7 @@ impl Rendezvous {
             .and_then(|()| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
         // A rank that could not make its pad takes part too, and posts the reason to the others.
         let buffer = own.as_ref().map(|own| Buffer::from(&own.memory));
-        let pads = rendezvous.meet(buffer.map_err(|error| error_text(&**error)))?;
+        let pads = rendezvous.run(buffer.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
         rendezvous.inner.group.set_pads(Pads::new(own, pads.buffers));
         Ok(rendezvous)
@@ -224,7 +224,7 @@ impl Rendezvous {
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
-        let mapping = self.meet(Ok(buffer.clone()))?;
+        let mapping = self.run(Ok(buffer.clone()))?;
         buffer.keep_mapping(&self.inner.group.mappings, mapping.clone());
         Ok(SymmetricMemory::new(self.inner.group.clone(), buffer, mapping.buffers))
     }
@@ -281,7 +281,7 @@ impl Rendezvous {
     /// refuse the rendezvous, with `cause` as the reason.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
-        let _ = self.meet(Err(cause));
+        let _ = self.run(Err(cause));
     }
 
     /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
@@ -293,7 +293,7 @@ impl Rendezvous {
 
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
     /// mapping of the allocations, made by this rendezvous or by an earlier one.
-    fn meet(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
+    fn run(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let RendezvousState { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
         // During an open capture, the driver could refuse to map memory, or the mapping could invalidate the capture.

@@ -43,7 +43,7 @@ pub(super) type Slot = (Way, u32, u32);
 
 /// The last operation on a slot.
 #[derive(Debug, Clone)]
-struct Last {
+struct LastOperation {
     /// Keeps the stream alive. Otherwise a new stream could get the same handle, and would be taken for this one.
     stream: Stream,
     done: Arc<Event>,
@@ -66,7 +66,7 @@ impl OwnPad {
     ) -> Result<Self, Box<dyn Error>> {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let handles = handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
-        let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
+        let memory = PeerMemory::with_subject(context, bytes, handles, Subject::Pads)?;
         // A clear after the peers have mapped the pad could erase a signal that a peer has already sent.
         memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })
@@ -76,7 +76,7 @@ impl OwnPad {
 /// The pads of all ranks, and the last operation that this rank has enqueued on each slot.
 #[derive(Debug)]
 pub(crate) struct Pads {
-    lasts: Mutex<HashMap<Slot, Last>>,
+    last_operations: Mutex<HashMap<Slot, LastOperation>>,
     kernels: OnceLock<Kernels>,
     pub(super) peers: Arc<PeerBuffers>,
     /// Freed after `drop` has waited for the kernels that use it.
@@ -86,7 +86,7 @@ pub(crate) struct Pads {
 impl Pads {
     /// `peers` has the pads of all ranks.
     pub(crate) fn new(own: OwnPad, peers: Arc<PeerBuffers>) -> Self {
-        Self { lasts: Mutex::default(), kernels: OnceLock::new(), peers, own }
+        Self { last_operations: Mutex::default(), kernels: OnceLock::new(), peers, own }
     }
 
     /// Returns the kernels that use the pads. The first call loads them.
@@ -113,9 +113,9 @@ impl Pads {
         }
         // The lock is held until the event is recorded. Otherwise another thread could enqueue an operation on one of
         // these slots in between.
-        let mut lasts = lock(&self.lasts);
+        let mut last_operations = lock(&self.last_operations);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
-        for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
+        for last in slots.iter().filter_map(|slot| last_operations.get(slot)) {
             if !last.stream.is_same(stream) && !waited.iter().any(|event| Arc::ptr_eq(event, &last.done)) {
                 stream.wait(&last.done)?;
                 waited.push(&last.done);
@@ -124,19 +124,21 @@ impl Pads {
         // Reuse the event of the last operation if all of `slots` have that event and no other slot has it: its
         // reference count is the number of slots, plus one for the clone in `first`. Recording it again is correct,
         // because this operation runs after the last one.
-        let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
-        let mine = first.filter(|event| {
-            let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));
+        let first = slots.first().and_then(|slot| last_operations.get(slot)).map(|last| last.done.clone());
+        let reusable = first.filter(|event| {
+            let names = |slot| {
+                last_operations.get(slot).is_some_and(|last: &LastOperation| Arc::ptr_eq(&last.done, event))
+            };
             slots.iter().all(names) && Arc::strong_count(event) == slots.len() + 1
         });
-        let done = match mine {
+        let done = match reusable {
             Some(event) => event,
             None => Arc::new(Event::new(stream.context(), EventFlags::DISABLE_TIMING)?),
         };
         launch()?;
         stream.record(&done)?;
         for slot in slots {
-            lasts.insert(*slot, Last { stream: stream.clone(), done: done.clone() });
+            last_operations.insert(*slot, LastOperation { stream: stream.clone(), done: done.clone() });
         }
         Ok(())
     }
@@ -146,13 +148,14 @@ impl Drop for Pads {
     /// Waits for the enqueued operations, except for those of graphs. The deadline of each operation bounds its waits
     /// for peers. Earlier work on the same streams must end first, and has no time limit.
     fn drop(&mut self) {
-        let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {
+        let last_operations = self.last_operations.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(driver) = last_operations.values().next().map(|last| last.stream.context().driver().clone())
+        else {
             return;
         };
         // If a capture is open, the waits below must neither invalidate the capture nor be refused because of it.
         let _relaxed = RelaxedCapture::enter(&driver);
-        for last in lasts.values() {
+        for last in last_operations.values() {
             // A broken context runs no more work, so errors are ignored.
             let _ = last.done.synchronize();
         }

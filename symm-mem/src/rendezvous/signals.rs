@@ -143,7 +143,7 @@ impl SymmetricMemory {
         let kernels = pads.kernels(&self.group.context)?;
         // With an invalid channel or peer, only call `launch`, which returns the error.
         let world = self.world_size() as u32;
-        let there = channel < PadLayout::USER_CHANNELS && slots.iter().all(|(_, peer, _)| *peer < world);
-        if there { pads.enqueue(stream, slots, || launch(kernels)) } else { launch(kernels) }
+        let is_valid = channel < PadLayout::USER_CHANNELS && slots.iter().all(|(_, peer, _)| *peer < world);
+        if is_valid { pads.enqueue(stream, slots, || launch(kernels)) } else { launch(kernels) }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) enum Imported {
     Mapped(Mapping),
     Legacy(ImportedMemory),
     /// Memory of `cuMemAlloc` that belongs to another rank of this process.
-    Here(PlainMemory),
+    Local(PlainMemory),
     Host(Arc<HostMemory>),
     Foreign(Box<dyn OpenedMemory>),
 }
@@ -94,7 +94,7 @@ impl Imported {
         match self {
             Self::Mapped(mapping) => mapping.ptr(),
             Self::Legacy(imported) => imported.ptr(),
-            Self::Here(memory) => memory.base,
+            Self::Local(memory) => memory.base,
             Self::Host(memory) => memory.ptr(),
             Self::Foreign(memory) => memory.ptr(),
         }
@@ -106,7 +106,7 @@ impl Imported {
     pub(crate) fn may_wait_when_closed(&self) -> bool {
         match self {
             Self::Legacy(_) => true,
-            Self::Here(memory) => Arc::strong_count(&memory.owner) == 1,
+            Self::Local(memory) => Arc::strong_count(&memory.owner) == 1,
             Self::Mapped(_) | Self::Host(_) | Self::Foreign(_) => false,
         }
     }

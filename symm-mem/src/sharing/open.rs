@@ -42,8 +42,8 @@ pub(crate) fn open(
         for number in wanted(at, own) {
             let Some(export) = peer.exports.get(number) else { continue };
             let imported = match peer.site.shares_process(parties[own].site) {
-                true => here(context, export),
-                false => import(context, offer, export, descriptors.remove(&(at, number))),
+                true => open_local(context, export),
+                false => open_remote(context, offer, export, descriptors.remove(&(at, number))),
             };
             let imported = imported.map_err(|problem| Outcome::Failed {
                 cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
@@ -55,7 +55,7 @@ pub(crate) fn open(
 }
 
 /// Opens an allocation of another rank of this process.
-fn here(context: &Context, export: &Export) -> Result<Imported, String> {
+fn open_local(context: &Context, export: &Export) -> Result<Imported, String> {
     let found = local_registry::find(export.token);
     Ok(match found.ok_or("it is no longer registered in this process")? {
         Shareable::Virtual(physical) => return mapped(context, &physical, export),
@@ -63,7 +63,7 @@ fn here(context: &Context, export: &Export) -> Result<Imported, String> {
             if memory.context.device() != context.device() {
                 context.enable_peer_access(&memory.context).map_err(|error| error_text(&error))?;
             }
-            Imported::Here(memory)
+            Imported::Local(memory)
         }
         Shareable::Host(memory) => Imported::Host(memory),
         Shareable::Foreign(memory) => Imported::Foreign(Box::new(memory)),
@@ -71,7 +71,7 @@ fn here(context: &Context, export: &Export) -> Result<Imported, String> {
 }
 
 /// Opens an allocation of a rank in another process, by the file descriptor that the rank has sent, or by its handle.
-fn import(
+fn open_remote(
     context: &Context,
     offer: &Offer,
     export: &Export,
@@ -124,11 +124,11 @@ fn foreign(
 }
 
 fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, String> {
-    let said = |error: cuda_driver::Error| error_text(&error);
+    let text = |error: cuda_driver::Error| error_text(&error);
     let handle = <[u8; 64]>::try_from(handle)
         .map_err(|_| format!("a legacy handle of {} bytes, expected 64", handle.len()))?;
-    let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(said)?;
-    let range = context.address_range(imported.ptr()).map_err(said)?;
+    let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(text)?;
+    let range = context.address_range(imported.ptr()).map_err(text)?;
     let before = imported.ptr().offset_from(range.start).unwrap_or(u64::MAX);
     let found = (range.bytes as u64).saturating_sub(before);
     if found < bytes as u64 {

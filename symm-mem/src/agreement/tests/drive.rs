@@ -7,7 +7,7 @@ use bootstrap::agreement::{Agreement, Answer, Ending, Input, Memory, Output, Pro
 use super::super::hash::chain;
 
 /// The end of an agreement on one rank.
-pub(super) struct Ended<P: Protocol> {
+pub(super) struct EndedRank<P: Protocol> {
     pub(super) result: Result<P::Agreed, Ending<P>>,
     /// The plan of the rank's last action, or `None` if it began none.
     pub(super) last: Option<P::Plan>,
@@ -24,7 +24,7 @@ pub(super) fn drive<P: Protocol>(
     seed: u64,
     victim: Option<(u32, u32)>,
     mut act: impl FnMut(u32, P::Plan, Duration, &mut Duration) -> P::Outcome,
-) -> Vec<Option<Ended<P>>> {
+) -> Vec<Option<EndedRank<P>>> {
     let (mut store, mut now, mut random, mut steps) = (Memory::default(), Duration::ZERO, seed, 0);
     // `None` for a rank that has ended or died.
     let mut outputs: Vec<_> = machines.iter_mut().map(|machine| Some(machine.begin(now))).collect();
@@ -72,7 +72,7 @@ pub(super) fn drive<P: Protocol>(
             }
             Output::Done(end) => {
                 store.remove(&end.read);
-                ends[at] = Some(Ended { result: end.result, last: last[at].take(), at: now });
+                ends[at] = Some(EndedRank { result: end.result, last: last[at].take(), at: now });
                 continue;
             }
         };

@@ -13,7 +13,7 @@ use super::{
         retire::{Posted, judge_released},
         *,
     },
-    drive::{Ended, drive},
+    drive::{EndedRank, drive},
 };
 
 const RANKS: u32 = 3;
@@ -25,7 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(16);
 /// The result of a retirement.
 struct Story {
     /// The result of each rank, and the time at which the rank got it. `None` for a rank that died before it got one.
-    told: Vec<Option<(Result<Retired, Ending>, Duration)>>,
+    results: Vec<Option<(Result<Retired, Ending>, Duration)>>,
     /// The ranks that deregistered their windows.
     deregistered: BTreeSet<u32>,
 }
@@ -60,13 +60,13 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
         }
     };
     let ends = drive((0..RANKS).map(machine).collect(), seed, Some((victim, step)), act);
-    let told = (0..).zip(ends).map(|(rank, end): (u32, Option<Ended<RetireProtocol>>)| {
-        let Ended { result, last, at } = end?;
+    let results = (0..).zip(ends).map(|(rank, end): (u32, Option<EndedRank<RetireProtocol>>)| {
+        let EndedRank { result, last, at } = end?;
         let ending = |ending| retirement_ending(ending, &start(rank).member, last.as_ref());
         Some((result.or_else(ending), at))
     });
-    let told = told.collect();
-    Story { told, deregistered }
+    let results = results.collect();
+    Story { results, deregistered }
 }
 
 proptest! {
@@ -76,13 +76,13 @@ proptest! {
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
-            let Story { told, deregistered } = story(seed, victim, step);
-            let mut others = (0..RANKS).zip(&told).filter(|(rank, _)| *rank != victim);
+            let Story { results, deregistered } = story(seed, victim, step);
+            let mut others = (0..RANKS).zip(&results).filter(|(rank, _)| *rank != victim);
             let Some((_, Some((first, _)))) = others.next() else { panic!("a survivor was told nothing") };
-            for (rank, told) in others {
-                prop_assert_eq!(told.as_ref().map(|(result, _)| result), Some(first), "rank {}", rank);
+            for (rank, result) in others {
+                prop_assert_eq!(result.as_ref().map(|(result, _)| result), Some(first), "rank {}", rank);
             }
-            for (_, at) in told.iter().flatten() {
+            for (_, at) in results.iter().flatten() {
                 prop_assert!(*at <= DEADLINE + FLOORS, "{:?}", at);
             }
             match first {
@@ -93,7 +93,7 @@ proptest! {
                 Err(Ending::Refused(_)) => prop_assert!(deregistered.is_empty(), "{:?}", deregistered),
                 other => prop_assert!(false, "{:?}", other),
             }
-            if told[victim as usize].is_some() {
+            if results[victim as usize].is_some() {
                 prop_assert_eq!(first, &Ok(Retired::Everywhere {}));
                 break;
             }

@@ -26,7 +26,8 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 ///   that rendezvous, and nothing is mapped again.
 /// - `Act` otherwise. All ranks map the memory that the records describe.
 pub fn decide(records: &[Record]) -> Decision {
-    let checks = [misaddressed, unready, other_kind, other_memory, same_device, unshareable, unreachable];
+    let checks =
+        [identity_mismatch, unready, other_kind, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
         return Decision::Refused { refusal };
     }
@@ -50,7 +51,7 @@ fn differs<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Op
 
 type Field = fn(&Record) -> u64;
 
-fn misaddressed(records: &[Record]) -> Option<RendezvousRefusal> {
+fn identity_mismatch(records: &[Record]) -> Option<RendezvousRefusal> {
     let identities: [(&str, Field); 6] = [
         ("the group's number", |record| record.group.uid),
         ("the group's epoch", |record| record.group.epoch),
@@ -105,7 +106,7 @@ fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
         return None;
     }
     let devices: ValuesByRank<(u64, Uuid)> = split(records, |record| (record.site.host, record.site.device));
-    let shared = devices.entries.into_iter().find(|side| side.ranks.len() > 1)?;
+    let shared = devices.entries.into_iter().find(|entry| entry.ranks.len() > 1)?;
     Some(RendezvousRefusal::SameDevice { ranks: shared.ranks, device: shared.value.1 })
 }
 
