@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use bootstrap::agreement::{self, Failure, Member};
+use bootstrap::agreement::{self, Failed, Failure, Member};
 use cuda_driver::{DevicePtr, graph::RelaxedCapture};
 use process_group::{error_text, store::Deadline};
 
@@ -99,106 +99,41 @@ impl Exchange {
         contribution: &Contribution<'_>,
         build: impl FnOnce(&Met<'_>) -> Option<R>,
     ) -> Result<R, Error> {
-        let Owner { shared, options, prefix, numbers, .. } = &*self.owner;
-        let (info, context) = (&shared.info, &shared.context);
+        let Owner { shared, prefix, numbers, .. } = &*self.owner;
+        let info = &shared.info;
         let call = info.call(contribution.operation()).of_plan(plan);
-        let mut places = members.to_vec();
-        places.sort_unstable();
-        places.dedup();
-        let ranks: Option<Vec<u32>> =
-            places.iter().map(|place| info.global_ranks().get(*place).copied()).collect();
-        let (Some(ranks), true) = (ranks, places.contains(&info.rank())) else {
+        let ranks = self.ranks_of(members).ok_or_else(|| {
             let (rank, world) = (info.rank(), info.world_size());
-            return Err(call.error(ErrorKind::NotAMember { members: members.to_vec(), rank, world }));
-        };
+            call.error(ErrorKind::NotAMember { members: members.to_vec(), rank, world })
+        })?;
         let number = lock(numbers).entry(ranks.clone()).or_default().clone();
         let mut number = lock(&number);
-        let who = chain(0, ranks.iter().map(|rank| u64::from(*rank)));
-        let key = format!("{prefix}/exchange/{who:x}/{number}", number = *number);
+        let members_hash = chain(0, ranks.iter().map(|rank| u64::from(*rank)));
+        let key = format!("{prefix}/exchange/{members_hash:x}/{number}", number = *number);
         *number += 1;
 
         // If a capture is open, opening memory must neither join it nor invalidate it.
-        let _relaxed = RelaxedCapture::enter(context.driver());
+        let _relaxed = RelaxedCapture::enter(shared.context.driver());
         shared.closer.catch_up();
         // Keeps open every allocation that the record reports as open, because the agreement does not open it again.
         let held = shared.handles.held();
         let slots = self.take_slots(contribution.slots(ranks.len()));
-        let prepared = match &slots {
-            Ok(slots) => {
-                let prepared = self.prepare(plan, contribution, &held, slots);
-                prepared.inspect_err(|_| shared.slots().give_back(slots.clone()))
-            }
-            Err(none) => Err(none.to_string()),
-        };
-        let (record, candidate) = match prepared {
-            Ok(candidate) => (candidate.record.clone(), Some(candidate)),
-            Err(cause) => {
-                let readiness = Readiness::Failed { cause };
-                let record = Record { readiness, regions: contribution.nothing(), ..self.record(plan) };
-                (record, None)
-            }
-        };
-        let mut opened = Open::new();
-        let mut acted = None;
-        let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
-            acted = Some(agreement.clone());
-            let place = agreement.records.iter().position(|record| record.rank == shared.rank());
-            let (Some(candidate), Some(place)) = (&candidate, place) else {
-                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
-            };
-            match exports::open(context, &candidate.offer, place, &agreement.records, deadline) {
-                Ok(all) => {
-                    opened = all;
-                    Outcome::Mapped
-                }
-                Err(outcome) => outcome,
-            }
-        };
-        let patience = options.deadline / 2;
+        let (record, candidate) = self.record_or_cause(plan, contribution, &held, &slots);
         let others: Vec<u32> = ranks.iter().copied().filter(|rank| *rank != shared.rank()).collect();
-        let member = Member {
-            name: key.clone(),
-            rank: shared.rank(),
-            members: ranks,
-            generation: 0,
-            patience,
-            deadline: Some(options.deadline),
-        };
-        let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, info.object());
+        let mut opened = Open::new();
+        let result = self.run(&key, ranks, record, candidate.as_ref(), &mut opened);
         drop(number);
-        // Two failures may be reported to this rank alone, so another member may have the plan. `Taken`: another
-        // process takes part as the same rank. `Members`: the member lists differ.
-        let is_refused_by_all = !matches!(
-            &result,
-            Err(failed) if matches!(
-                failed.ending,
-                agreement::Ending::Failed(Failure::Taken { .. } | Failure::Members { .. })
-            )
-        );
-        let (ending, failure) = match (result, &candidate) {
-            (Ok(agreement), Some(candidate)) => {
-                let agreement = agreement.or(acted);
-                let built = agreement.and_then(|agreement| {
-                    for (key, imported) in &opened {
-                        shared.handles.note(*key, imported);
-                    }
-                    let slots = candidate.slots.clone();
-                    build(&Met {
-                        key: &key,
-                        plan,
-                        slots,
-                        agreement: &agreement,
-                        held: &held,
-                        opened: &opened,
-                    })
-                });
-                match built {
-                    Some(built) => return Ok(built),
-                    None => (Ending::OutOfStep, None),
-                }
-            }
-            (Ok(_), None) => (Ending::OutOfStep, None),
-            (Err(failed), _) => (Ending::of_meeting(failed.ending), failed.store),
+        let is_refused_by_all = is_same_on_all(&result);
+        let built = result.map(|agreement| {
+            let (agreement, candidate) = agreement.as_ref().zip(candidate.as_ref())?;
+            opened.iter().for_each(|(key, imported)| shared.handles.note(*key, imported));
+            let slots = candidate.slots.clone();
+            build(&Met { key: &key, plan, slots, agreement, held: &held, opened: &opened })
+        });
+        let (ending, failure) = match built {
+            Ok(Some(built)) => return Ok(built),
+            Ok(None) => (Ending::OutOfStep, None),
+            Err(failed) => (Ending::of_meeting(failed.ending), failed.store),
         };
         if let Some(candidate) = &candidate {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
@@ -211,6 +146,85 @@ impl Exchange {
             (Err(none), ErrorKind::ExchangeRefused(_)) => call.error(none),
             _ => error,
         })
+    }
+
+    /// Returns the ranks of `members` in the job, in the order of their ranks within the group, without duplicates.
+    /// Returns `None` if `members` lacks this rank, or contains a rank that the group does not have.
+    fn ranks_of(&self, members: &[usize]) -> Option<Vec<u32>> {
+        let info = &self.owner.shared.info;
+        let mut places = members.to_vec();
+        places.sort_unstable();
+        places.dedup();
+        if !places.contains(&info.rank()) {
+            return None;
+        }
+        places.iter().map(|place| info.global_ranks().get(*place).copied()).collect()
+    }
+
+    /// Prepares this rank's record and its [`Candidate`]. If that fails, frees the slots, and returns a record with the
+    /// cause and no candidate: the rank takes part in the agreement, so that the others do not wait for it.
+    fn record_or_cause(
+        &self,
+        plan: &str,
+        contribution: &Contribution<'_>,
+        held: &Open,
+        slots: &Result<Range<usize>, ErrorKind>,
+    ) -> (Record, Option<Candidate>) {
+        let prepared = match slots {
+            Ok(slots) => {
+                let prepared = self.prepare(plan, contribution, held, slots);
+                prepared.inspect_err(|_| self.owner.shared.slots().give_back(slots.clone()))
+            }
+            Err(none) => Err(none.to_string()),
+        };
+        match prepared {
+            Ok(candidate) => (candidate.record.clone(), Some(candidate)),
+            Err(cause) => {
+                let readiness = Readiness::Failed { cause };
+                let record = Record { readiness, regions: contribution.nothing(), ..self.record(plan) };
+                (record, None)
+            }
+        }
+    }
+
+    /// Runs the agreement `key` of the members `ranks`. If the members must open memory, this rank opens it, and sets
+    /// `opened`. On success, returns the agreement, or `None` if there is none although the members have agreed to open
+    /// memory.
+    fn run(
+        &self,
+        key: &str,
+        ranks: Vec<u32>,
+        record: Record,
+        candidate: Option<&Candidate>,
+        opened: &mut Open,
+    ) -> Result<Option<Agreement>, Box<Failed<ExchangeProtocol>>> {
+        let Owner { shared, options, .. } = &*self.owner;
+        let info = &shared.info;
+        let mut acted = None;
+        let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
+            acted = Some(agreement.clone());
+            let place = agreement.records.iter().position(|record| record.rank == shared.rank());
+            let (Some(candidate), Some(place)) = (candidate, place) else {
+                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
+            };
+            match exports::open(&shared.context, &candidate.offer, place, &agreement.records, deadline) {
+                Ok(all) => {
+                    *opened = all;
+                    Outcome::Mapped
+                }
+                Err(outcome) => outcome,
+            }
+        };
+        let member = Member {
+            name: key.to_owned(),
+            rank: shared.rank(),
+            members: ranks,
+            generation: 0,
+            patience: options.deadline / 2,
+            deadline: Some(options.deadline),
+        };
+        let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, info.object());
+        result.map(|agreement| agreement.or(acted))
     }
 
     fn take_slots(&self, wanted: usize) -> Result<Range<usize>, ErrorKind> {
@@ -385,4 +399,16 @@ fn copies(met: &Met<'_>, transfer: &Transfer, route: &Route, imports: &mut Open)
         Some(copy)
     };
     route.remote.iter().map(&mut copy).collect()
+}
+
+/// Returns false for the failures that may be reported to this rank alone, so that another member may have the plan:
+/// another process takes part as the same rank (`Taken`), or the member lists differ (`Members`).
+fn is_same_on_all<T>(result: &Result<T, Box<Failed<ExchangeProtocol>>>) -> bool {
+    !matches!(
+        result,
+        Err(failed) if matches!(
+            failed.ending,
+            agreement::Ending::Failed(Failure::Taken { .. } | Failure::Members { .. })
+        )
+    )
 }

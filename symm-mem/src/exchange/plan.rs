@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_driver::{
-    Stream, WaitCondition,
+    Event, Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
     graph_memory,
 };
@@ -296,31 +296,46 @@ impl Plan {
         if wait.is_some() {
             wire.awaited.store(round, Ordering::Release);
         }
-        let mut begun = false;
-        let mut enqueue = || {
-            for step in steps {
-                run(step, (wire, end), stream, Some(round))?;
-                begun = true;
-            }
-            stream.record(&done)
-        };
-        if let Err(error) = enqueue() {
-            if begun {
-                // The steps that were enqueued cannot be undone, and the round is incomplete. So the plan fails.
-                core.fail(Fault::Broken { transfer: at, cause: error.to_string() });
-                if stream.record(&done).is_ok() {
-                    shared.watch.begin(core, stream, done, None, None, None);
-                }
-                shared.watch.failed(core);
-            }
-            return Err(error.into());
-        }
+        self.enqueue_round(at, (wire, end), steps, round, stream, &done)?;
         (turn.round, turn.offered) = (round, !end.part.copies() && begins);
         let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
         drop(turn);
         let (awaited, deadline) = wait.unzip();
         let awaited = awaited.map(|awaited| (at, awaited));
         shared.watch.begin(core, stream, done, awaited, deadline, former);
+        Ok(())
+    }
+
+    /// Enqueues the steps of a call in round `round` of transfer `at`, and records `done` after them. If only some of
+    /// them could be enqueued, the plan fails, because they cannot be undone and the round is incomplete.
+    fn enqueue_round(
+        &self,
+        at: usize,
+        ends: (&TransferEndpoint, &TransferEnd),
+        steps: &[Step],
+        round: u32,
+        stream: &Stream,
+        done: &Arc<Event>,
+    ) -> Result<(), TransferError> {
+        let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
+        let mut begun = false;
+        let mut enqueue = || {
+            for step in steps {
+                run(step, ends, stream, Some(round))?;
+                begun = true;
+            }
+            stream.record(done)
+        };
+        if let Err(error) = enqueue() {
+            if begun {
+                core.fail(Fault::Broken { transfer: at, cause: error.to_string() });
+                if stream.record(done).is_ok() {
+                    shared.watch.begin(core, stream, done.clone(), None, None, None);
+                }
+                shared.watch.failed(core);
+            }
+            return Err(error.into());
+        }
         Ok(())
     }
 }
