@@ -33,28 +33,8 @@ impl World {
                 }
             }
             Action::Skip { group } => self.skip(rank, group),
-            Action::CommitAll { groups, last, verify } => {
-                let state = self.rank(rank);
-                let pool = state.pool.id();
-                let named: Vec<(u32, GroupId, PoolId)> = groups
-                    .iter()
-                    .filter_map(|group| Some((rank, state.groups.get(group)?.id, pool)))
-                    .collect();
-                // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
-                for at in several::in_order(&named).into_iter().rev() {
-                    let group = named[at].1.uid;
-                    state.program.push_front(Action::Commit { group, second: false, last, verify });
-                }
-            }
-            Action::AllocateAgreed { bytes } => {
-                let deadline = self.deadline(rank, DEADLINE);
-                let state = self.rank(rank);
-                let start = state.pool.memberships().begin_length(bytes, deadline);
-                let round = state.lengths;
-                state.lengths += 1;
-                let work = Work::Length { machine: Machine::new(start, self.random.next())? };
-                return self.begin(rank, work, Meeting { kind: Kind::Length, epoch: 0, round }, deadline);
-            }
+            Action::CommitAll { groups, last, verify } => self.commit_all(rank, &groups, last, verify),
+            Action::AllocateAgreed { bytes } => return self.agree_on_length(rank, bytes),
             Action::Retire { nth, count } => return self.retire(rank, nth, count),
             Action::Meet { group, what } => return self.meet(rank, group, what),
             Action::Exchange { group, name, seed } => return self.exchange(rank, group, name, seed),
@@ -94,6 +74,30 @@ impl World {
         self.observe(rank)?;
         self.soon(Event::Resume(rank));
         Ok(())
+    }
+
+    /// Makes commits of the rank's first pool for `groups` the next actions of the rank, in the order of `commit_all`.
+    fn commit_all(&mut self, rank: u32, groups: &[u64], last: bool, verify: bool) {
+        let state = self.rank(rank);
+        let pool = state.pool.id();
+        let named: Vec<(u32, GroupId, PoolId)> =
+            groups.iter().filter_map(|group| Some((rank, state.groups.get(group)?.id, pool))).collect();
+        // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
+        for at in several::in_order(&named).into_iter().rev() {
+            let group = named[at].1.uid;
+            state.program.push_front(Action::Commit { group, second: false, last, verify });
+        }
+    }
+
+    /// Begins an agreement on the length of an allocation.
+    fn agree_on_length(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
+        let deadline = self.deadline(rank, DEADLINE);
+        let state = self.rank(rank);
+        let start = state.pool.memberships().begin_length(bytes, deadline);
+        let round = state.lengths;
+        state.lengths += 1;
+        let work = Work::Length { machine: Machine::new(start, self.random.next())? };
+        self.begin(rank, work, Meeting { kind: Kind::Length, epoch: 0, round }, deadline)
     }
 
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {

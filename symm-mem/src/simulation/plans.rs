@@ -95,10 +95,6 @@ fn differ(how: usize, record: &mut Record) {
 impl World {
     /// Begins an exchange on the rank: the agreement on a plan with this name. `seed` determines its transfers.
     pub(super) fn exchange(&mut self, rank: u32, group: u64, name: u64, seed: u64) -> Result<(), Violation> {
-        let otherwise = match self.scenario.trouble_of(rank) {
-            Trouble::ExchangesOtherwise(how) => Some(how),
-            _ => None,
-        };
         let members = self.scenario.groups[&group].clone();
         let deadline = self.deadline(rank, DEADLINE);
         let state = &mut self.ranks[rank as usize];
@@ -118,19 +114,8 @@ impl World {
                 ends.push(end);
                 continue;
             }
-            if fresh || !own.buffers.contains_key(&buffer) {
-                state.allocations += 1;
-                let id = identity(state.allocations, [state.pool.id(), state.twin]);
-                let device = own.device.clone();
-                let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
-                let mark = u64::from(rank) << 32 | state.allocations;
-                device.write(memory.address, mark)?;
-                let allocation = Arc::new(Allocation { id, memory, mark, device });
-                self.allocations.insert((rank, id), Arc::downgrade(&allocation));
-                own.buffers.insert(buffer, allocation);
-            }
-            let allocation = &own.buffers[&buffer];
-            self.lent.insert((key.clone(), at), Arc::downgrade(allocation));
+            let allocation = self.lent_buffer(rank, group, buffer, fresh)?;
+            self.lent.insert((key.clone(), at), Arc::downgrade(&allocation));
             let id = allocation.id;
             let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
                 let handle = Handle::DESCRIPTOR;
@@ -138,11 +123,13 @@ impl World {
                 exports.push(Export { id, shared });
                 exports.len() - 1
             });
-            lent.push(allocation.clone());
+            lent.push(allocation);
             let part = part.counterpart();
             let pieces = vec![MemoryPiece { export: at as u32, offset, bytes }];
             ends.push(End { peer: copier, part, pieces, ..end });
         }
+        let state = &mut self.ranks[rank as usize];
+        let Some(own) = state.exchanges.get_mut(&group) else { bail!("rank {rank} has no exchange") };
         let held = own.handles.held();
         // The order of the map's keys differs between runs. They are sorted, because all runs of a seed must be equal.
         let mut open: Vec<_> = held.keys().copied().collect();
@@ -159,7 +146,9 @@ impl World {
             ends: ends.clone(),
             regions: None,
         };
-        if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
+        if let Trouble::ExchangesOtherwise(how) = self.scenario.trouble_of(rank)
+            && !mem::replace(&mut state.odd, true)
+        {
             differ(how, &mut record);
         }
         let machine = self.agreement(rank, key.clone(), members, deadline, record)?;
@@ -167,6 +156,32 @@ impl World {
         let exchanging = Exchanging { group, name, key, slots, ends, lent, held, opened, transfers };
         let meeting = Meeting { kind: Kind::Exchange(group), epoch: 0, round: number };
         self.begin(rank, Work::Exchange { machine, exchanging: Box::new(exchanging) }, meeting, deadline)
+    }
+
+    /// Returns the allocation of the rank's buffer with index `buffer` in the exchange of `group`. Makes a new one if
+    /// there is none, or if `fresh` is true.
+    fn lent_buffer(
+        &mut self,
+        rank: u32,
+        group: u64,
+        buffer: u64,
+        fresh: bool,
+    ) -> Result<Arc<Allocation>, Violation> {
+        let state = &mut self.ranks[rank as usize];
+        let Some(own) = state.exchanges.get_mut(&group) else { bail!("rank {rank} has no exchange") };
+        if let Some(allocation) = own.buffers.get(&buffer).filter(|_| !fresh) {
+            return Ok(allocation.clone());
+        }
+        state.allocations += 1;
+        let id = identity(state.allocations, [state.pool.id(), state.twin]);
+        let device = own.device.clone();
+        let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
+        let mark = u64::from(rank) << 32 | state.allocations;
+        device.write(memory.address, mark)?;
+        let allocation = Arc::new(Allocation { id, memory, mark, device });
+        self.allocations.insert((rank, id), Arc::downgrade(&allocation));
+        own.buffers.insert(buffer, allocation.clone());
+        Ok(allocation)
     }
 
     /// Opens the memory that peers lend for the agreed plan, except memory that is already open on the rank. Returns

@@ -85,18 +85,7 @@ impl<'a> Writer<'a> {
     /// Writes a phase of the programs: a part with requests to the pool, commits, and sometimes other actions. `bad` is
     /// true in exactly one phase of the run. A trouble that concerns a single phase occurs in it.
     fn phase(&mut self, phase: u64, bad: bool) {
-        let late: Vec<u64> = self
-            .groups
-            .keys()
-            .copied()
-            .filter(|group| !self.made.contains(group))
-            .filter(|_| phase > 0 || !self.random.one_in(4))
-            .collect();
-        for group in late {
-            self.members(group, &Action::Make { group, epoch: false });
-            self.made.push(group);
-        }
-        self.made.sort_unstable();
+        self.make_groups(phase);
         self.requests(bad);
         for rank in 0..self.programs.len() {
             let us = self.random.below(1000);
@@ -138,6 +127,34 @@ impl<'a> Writer<'a> {
             self.culprit(Action::EndCapture);
             self.culprit(Action::DropLastGraph);
         }
+        self.maybe_retire(bad);
+        if self.random.one_in(6)
+            && !self.trouble.silences()
+            && let Some(group) = self.pick()
+        {
+            let epoch = self.random.one_in(2);
+            self.members(group, &Action::Make { group, epoch });
+        }
+    }
+
+    /// Creates groups that do not exist yet: in the first phase about three quarters of them, later all.
+    fn make_groups(&mut self, phase: u64) {
+        let late: Vec<u64> = self
+            .groups
+            .keys()
+            .copied()
+            .filter(|group| !self.made.contains(group))
+            .filter(|_| phase > 0 || !self.random.one_in(4))
+            .collect();
+        for group in late {
+            self.members(group, &Action::Make { group, epoch: false });
+            self.made.push(group);
+        }
+        self.made.sort_unstable();
+    }
+
+    /// Retires segments in about a third of the phases, and always if the trouble needs a retirement.
+    fn maybe_retire(&mut self, bad: bool) {
         let wanted = matches!(
             self.trouble,
             Trouble::KeepsGraphs
@@ -154,13 +171,6 @@ impl<'a> Writer<'a> {
                 self.all(&Action::EndCapture);
             }
             self.retire(bad);
-        }
-        if self.random.one_in(6)
-            && !self.trouble.silences()
-            && let Some(group) = self.pick()
-        {
-            let epoch = self.random.one_in(2);
-            self.members(group, &Action::Make { group, epoch });
         }
     }
 

@@ -248,25 +248,7 @@ impl Work {
                 if let Answer::Registered(_, made) = &answer {
                     *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
                 }
-                let outcome = |answer| match answer {
-                    Answer::Searched(answer) => Some(answer),
-                    Answer::Registered(outcome, _) => Some(commits::Answer::Registered(outcome)),
-                    Answer::Opened(outcome) => Some(commits::Answer::Opened(outcome)),
-                    _ => None,
-                };
-                let act = |plan, until, verdict_key| match plan {
-                    Plan::Register(agreed) => Want::Register {
-                        segments: agreed.segments as usize,
-                        joined: agreed.joined,
-                        until,
-                        verdict_key,
-                    },
-                    Plan::Open(agreed) => Want::OpenSegments(agreed),
-                    plan => Want::Search(plan),
-                };
-                machine.step(answer, now, outcome, act, |result, it| {
-                    Said::Commit(result.map_err(|ending| commit_ending(ending, &it.member, it.last.as_ref())))
-                })
+                step_commit(machine, answer, now)
             }
             Work::Plain { machine, .. } => machine.step(
                 answer,
@@ -275,21 +257,7 @@ impl Work {
                 |plan, _, _| match plan {},
                 |result, _| Said::Plain(result.map_err(plain_ending)),
             ),
-            Work::Retire { machine, .. } => {
-                let outcome = |answer| match answer {
-                    Answer::Quiet(release) => Some(RetireOutcome::Quiet(release)),
-                    Answer::Deregistered(release) => Some(RetireOutcome::Deregistered(release)),
-                    _ => None,
-                };
-                let act = |plan, until, _| match plan {
-                    RetirePlan::Quiesce {} => Want::Quiesce(until),
-                    RetirePlan::Deregister {} => Want::Deregister(until),
-                };
-                machine.step(answer, now, outcome, act, |result, it| {
-                    let ending = |ending| retirement_ending(ending, &it.member, it.last.as_ref());
-                    Said::Retire(result.or_else(ending))
-                })
-            }
+            Work::Retire { machine, .. } => step_retirement(machine, answer, now),
             Work::Length { machine } => machine.step(
                 answer,
                 now,
@@ -297,21 +265,19 @@ impl Work {
                 |plan, _, _| match plan {},
                 |result, it| Said::Length(result.map_err(|ending| length_ending(ending, &it.member))),
             ),
-            Work::Exchange { machine, .. } => {
-                machine.step(
-                    answer,
-                    now,
-                    opened,
-                    |plan, _, _| Want::Open(plan),
-                    |result, it| {
-                        // `None` means that the members have agreed on the plan of `Want::Open`, which `last` holds.
-                        let agreed = |agreed: Option<exchange::Agreement>| {
-                            agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
-                        };
-                        Said::Exchange(result.map_err(Ending::of_meeting).and_then(agreed))
-                    },
-                )
-            }
+            Work::Exchange { machine, .. } => machine.step(
+                answer,
+                now,
+                opened,
+                |plan, _, _| Want::Open(plan),
+                |result, it| {
+                    // `None` means that the members have agreed on the plan of `Want::Open`, which `last` holds.
+                    let agreed = |agreed: Option<exchange::Agreement>| {
+                        agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
+                    };
+                    Said::Exchange(result.map_err(Ending::of_meeting).and_then(agreed))
+                },
+            ),
             Work::Meet { machine, peers, .. } => {
                 if let Answer::Shared(_, mapped) = &answer {
                     peers.clone_from(mapped);
@@ -326,6 +292,41 @@ impl Work {
             }
         }
     }
+}
+
+fn step_commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) -> Want {
+    let outcome = |answer| match answer {
+        Answer::Searched(answer) => Some(answer),
+        Answer::Registered(outcome, _) => Some(commits::Answer::Registered(outcome)),
+        Answer::Opened(outcome) => Some(commits::Answer::Opened(outcome)),
+        _ => None,
+    };
+    let act = |plan, until, verdict_key| match plan {
+        Plan::Register(agreed) => {
+            Want::Register { segments: agreed.segments as usize, joined: agreed.joined, until, verdict_key }
+        }
+        Plan::Open(agreed) => Want::OpenSegments(agreed),
+        plan => Want::Search(plan),
+    };
+    machine.step(answer, now, outcome, act, |result, it| {
+        Said::Commit(result.map_err(|ending| commit_ending(ending, &it.member, it.last.as_ref())))
+    })
+}
+
+fn step_retirement(machine: &mut Machine<RetireProtocol>, answer: Answer, now: Duration) -> Want {
+    let outcome = |answer| match answer {
+        Answer::Quiet(release) => Some(RetireOutcome::Quiet(release)),
+        Answer::Deregistered(release) => Some(RetireOutcome::Deregistered(release)),
+        _ => None,
+    };
+    let act = |plan, until, _| match plan {
+        RetirePlan::Quiesce {} => Want::Quiesce(until),
+        RetirePlan::Deregister {} => Want::Deregister(until),
+    };
+    machine.step(answer, now, outcome, act, |result, it| {
+        let ending = |ending| retirement_ending(ending, &it.member, it.last.as_ref());
+        Said::Retire(result.or_else(ending))
+    })
 }
 
 /// Returns the outcome of opening or mapping the peers' memory, or `None` for other answers.
