@@ -233,16 +233,16 @@ fn difference(records: &[RankedRecord<'_>], common: usize) -> Option<Refusal> {
         return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
     let ordinal = at.entries.iter().filter_map(|entry| Some(entry.value?.ordinal)).min().unwrap_or(0);
-    let here = |record: &Record| next(record).filter(|it| it.ordinal == ordinal);
+    let at_ordinal = |record: &Record| next(record).filter(|it| it.ordinal == ordinal);
     let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
     let present: Option<Vec<(u32, Segment)>> =
-        records.iter().map(|(rank, record)| Some((*rank, here(record)?))).collect();
+        records.iter().map(|(rank, record)| Some((*rank, at_ordinal(record)?))).collect();
     let Some(segments) = present else {
         return Some(Refusal::SegmentCountMismatch {
             ordinal,
             common,
             counts: split(records, |record| record.segments.len() as u32),
-            shapes: split(records, |record| here(record).map(shape)),
+            shapes: split(records, |record| at_ordinal(record).map(shape)),
             divergence: None,
         });
     };

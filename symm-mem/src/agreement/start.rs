@@ -73,9 +73,9 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     if behind.is_empty() {
         return None;
     }
-    let is_here = |rank: &u32| missing.iter().all(|it| it.rank != *rank);
-    let here = members.iter().copied().filter(is_here).map(|rank| (rank, generation));
-    let generations = ValuesByRank::of(here.chain(behind));
+    let is_present = |rank: &u32| missing.iter().all(|it| it.rank != *rank);
+    let present = members.iter().copied().filter(is_present).map(|rank| (rank, generation));
+    let generations = ValuesByRank::of(present.chain(behind));
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 

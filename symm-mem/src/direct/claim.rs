@@ -36,8 +36,8 @@ pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> bool {
         Way::Send => SENDER_FIRST,
         Way::Receive => RECEIVER_FIRST,
     };
-    let claimed = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
-        (found >> 2 != number + 1).then_some(word(number, own))
+    let claimed = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |current| {
+        (current >> 2 != number + 1).then_some(word(number, own))
     });
     claimed.is_ok()
 }
@@ -53,8 +53,8 @@ pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, is_o
 /// Takes the other end's offer of message `number`. Returns false if the offer was withdrawn.
 pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let offers = [word(number, SENDER_FIRST), word(number, RECEIVER_FIRST)];
-    let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
-        offers.contains(&found).then_some(word(number, TAKEN))
+    let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |current| {
+        offers.contains(&current).then_some(word(number, TAKEN))
     });
     // Message n + 1024 of a direction shares this word with message n, and may have overwritten it. A launch claims all
     // its messages before it takes the first offer. Meanwhile the other end may claim up to 512 messages beyond them.
@@ -65,7 +65,7 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     // copies although the receiver may reuse the buffer. Nothing prevents this, but it is rare: the receiver begins no
     // new claims after it has withdrawn an offer. So only a claim that it had already begun, or a claim of the sender,
     // can overwrite `WITHDRAWN`.
-    taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
+    taken.map_or_else(|current| current != word(number, WITHDRAWN), |_| true)
 }
 
 /// Withdraws this end's offer to receive message `number`. Returns true if the offer is withdrawn, also by an earlier
@@ -74,7 +74,7 @@ pub(super) fn withdraw(shared: &AtomicU64, number: u64) -> bool {
     let (offered, withdrawn) = (word(number, RECEIVER_FIRST), word(number, WITHDRAWN));
     match shared.compare_exchange(offered, withdrawn, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
-        Err(found) => found == withdrawn,
+        Err(current) => current == withdrawn,
     }
 }
 

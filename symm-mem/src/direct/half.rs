@@ -52,10 +52,10 @@ mod tests {
 
         #[test]
         fn whatever_stands_there_can_be_said(word: u64) {
-            let said = Half(word).to_string();
-            prop_assert!(said.starts_with(&format!("{} ", word >> ELEMENTS)), "{}", said);
-            prop_assert_eq!(said.ends_with(", in a graph"), word & 1 == 1, "{}", said);
-            prop_assert_ne!(said, Half(word ^ 1).to_string());
+            let text = Half(word).to_string();
+            prop_assert!(text.starts_with(&format!("{} ", word >> ELEMENTS)), "{}", text);
+            prop_assert_eq!(text.ends_with(", in a graph"), word & 1 == 1, "{}", text);
+            prop_assert_ne!(text, Half(word ^ 1).to_string());
         }
     }
 

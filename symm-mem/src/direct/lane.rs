@@ -207,7 +207,7 @@ mod tests {
         ) {
             let ring = Ring { slot_bytes, slots };
             let (mut next, mut other) = ([0, 0], [0, 0]);
-            let mut turn = [0, 0];
+            let mut expected = [0, 0];
             for (bytes, captured) in messages {
                 let chunks: Vec<_> = ring.cut(DevicePtr(1000), bytes, captured, &mut next).collect();
                 let others: Vec<_> = ring.cut(DevicePtr(5000), bytes, captured, &mut other).collect();
@@ -217,8 +217,8 @@ mod tests {
                     prop_assert_eq!((chunk.slot, chunk.bytes), (theirs.slot, theirs.bytes));
                     prop_assert!(chunk.bytes > 0 && chunk.bytes <= slot_bytes);
                     let kind = usize::from(captured);
-                    prop_assert_eq!(chunk.slot, turn[kind] + kind * slots[0]);
-                    turn[kind] = (turn[kind] + 1) % slots[kind];
+                    prop_assert_eq!(chunk.slot, expected[kind] + kind * slots[0]);
+                    expected[kind] = (expected[kind] + 1) % slots[kind];
                     at += chunk.bytes as u64;
                 }
                 prop_assert_eq!((at as usize, others.len()), (1000 + bytes, chunks.len()));

@@ -177,8 +177,8 @@ impl GroupState {
             Ok(Plain::Registered {}) => Ok(true),
             Ok(Plain::Undone { rank: culprit, cause }) => {
                 let cause = format!("rank {culprit}: {cause}");
-                let why = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
-                self.unregistered.extend(why);
+                let reasons = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
+                self.unregistered.extend(reasons);
                 let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
                 undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
             }

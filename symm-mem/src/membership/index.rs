@@ -160,7 +160,7 @@ impl Published {
     #[inline]
     pub(crate) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
         let version = self.version.load(Ordering::Acquire);
-        let known = CACHED.try_with(|cached| {
+        let result = CACHED.try_with(|cached| {
             let mut cached = cached.borrow_mut();
             let slot = &mut cached[self.slot];
             match slot {
@@ -169,7 +169,7 @@ impl Published {
             }
         });
         // `try_with` fails only while the thread exits.
-        known.unwrap_or_else(|_| read(&self.index.load()))
+        result.unwrap_or_else(|_| read(&self.index.load()))
     }
 }
 

@@ -86,9 +86,9 @@ impl MappedSegments {
     /// free memory.
     fn remove(&self, is_gone: impl Fn(&MappedSegment) -> bool) {
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<MappedSegment> = segments.extract_if(.., |segment| is_gone(segment)).collect();
+        let removed: Vec<MappedSegment> = segments.extract_if(.., |segment| is_gone(segment)).collect();
         drop(segments);
-        drop(gone);
+        drop(removed);
     }
 
     /// Makes later calls of [`pool_dropped`](Self::pool_dropped) keep the segments, because messages of the group's
@@ -117,8 +117,8 @@ impl MappedSegments {
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
         // Increase `next` only after the segments are added: a number below `next` that is not in the list must belong
         // to a segment that was removed, not to one that is still to be added.
-        let mut known = lock(&self.next);
-        *known = next.max(*known);
+        let mut current = lock(&self.next);
+        *current = next.max(*current);
     }
 
     /// Returns the number of the segment that contains the `bytes` bytes at `address`, and the offset of `address` in

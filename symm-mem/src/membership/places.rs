@@ -31,8 +31,8 @@ impl SymmetricPlaces for Places {
     /// window. If the range begins in a segment, committed or not, and extends beyond it, returns the text of
     /// [`LookupError::SpansSegments`](crate::LookupError::SpansSegments). Otherwise returns `None`.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
-        let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
-        match found {
+        let location = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
+        match location {
             Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, standing }))
                 if standing != RegistrationState::Pending =>
             {

@@ -379,8 +379,8 @@ impl Allocators {
     /// # Errors
     /// [`AllocationError::NoAllocator`].
     pub fn of(&self, kind: &DeviceKind) -> Result<&dyn PeerAllocator, AllocationError> {
-        let found = self.by_kind.get(kind).map(|allocator| &**allocator);
-        found.ok_or_else(|| AllocationError::NoAllocator { kind: kind.clone() })
+        let allocator = self.by_kind.get(kind).map(|allocator| &**allocator);
+        allocator.ok_or_else(|| AllocationError::NoAllocator { kind: kind.clone() })
     }
 
     /// Allocates memory of this kind for a tensor. The memory is persistent if `id` is given.

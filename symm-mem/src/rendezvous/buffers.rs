@@ -91,11 +91,11 @@ impl PeerBuffers {
         window: &Window,
         deadline: Deadline,
     ) -> Result<Self, WindowPeersError> {
-        let found = communicator.window_peers(window, deadline)?;
+        let peers = communicator.window_peers(window, deadline)?;
         let reached = |(rank, address): (usize, &Option<DevicePtr>)| {
             address.ok_or(WindowPeersError::OutOfReach { rank })
         };
-        let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
+        let addresses = peers.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
         let own = (window.ptr(), window.bytes());
         Ok(Self::new(communicator.context(), own, addresses, Origin::Window, Vec::new())?)
     }

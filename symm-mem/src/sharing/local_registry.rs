@@ -34,8 +34,8 @@ pub(super) struct LocalToken {
 
 impl Drop for LocalToken {
     fn drop(&mut self) {
-        let gone = lock(&MEMORY).remove(&self.token);
+        let removed = lock(&MEMORY).remove(&self.token);
         // The registry is unlocked here, because the drop of the memory may use it.
-        drop(gone);
+        drop(removed);
     }
 }

@@ -56,8 +56,8 @@ pub(crate) fn open(
 
 /// Opens an allocation of another rank of this process.
 fn open_local(context: &Context, export: &Export) -> Result<Imported, String> {
-    let found = local_registry::find(export.token);
-    Ok(match found.ok_or("it is no longer registered in this process")? {
+    let memory = local_registry::find(export.token);
+    Ok(match memory.ok_or("it is no longer registered in this process")? {
         Shareable::Virtual(physical) => return mapped(context, &physical, export),
         Shareable::Plain(memory) => {
             if memory.context.device() != context.device() {
@@ -130,9 +130,9 @@ fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, St
     let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(text)?;
     let range = context.address_range(imported.ptr()).map_err(text)?;
     let before = imported.ptr().offset_from(range.start).unwrap_or(u64::MAX);
-    let found = (range.bytes as u64).saturating_sub(before);
-    if found < bytes as u64 {
-        return Err(format!("its handle leads to {found} bytes, expected {bytes}"));
+    let available = (range.bytes as u64).saturating_sub(before);
+    if available < bytes as u64 {
+        return Err(format!("its handle leads to {available} bytes, expected {bytes}"));
     }
     Ok(Imported::Legacy(imported))
 }

@@ -166,17 +166,17 @@ impl DirectCore {
         let _guard = self.enter()?;
         let capture = self.capture(stream)?;
         let others = messages.iter().filter(|message| message.peer != self.rank);
-        let mut wanted: Vec<_> = others.map(|message| self.lane_number(message.way, message.peer)).collect();
+        let mut lanes: Vec<_> = others.map(|message| self.lane_number(message.way, message.peer)).collect();
         // All threads lock lanes in the same order, to avoid a deadlock. Lanes that send come first.
-        wanted.sort_unstable();
-        wanted.dedup();
+        lanes.sort_unstable();
+        lanes.dedup();
         let launch = |at: &usize| {
             let lane = &self.lanes[*at];
             let state = lock(&lane.state);
             let unlaunched = self.flag_pages[self.rank].log(lane.peer, lane.way).count();
             LaneLaunch { lane, state, pieces: Vec::new(), unlaunched }
         };
-        let mut launches: Vec<_> = wanted.iter().map(launch).collect();
+        let mut launches: Vec<_> = lanes.iter().map(launch).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_lanes(&mut launches, messages, stream, (capture, deadline)) };
         // After a failed launch in a capture, the offers need no withdrawal: the failure ends the group, and then
@@ -211,9 +211,9 @@ impl DirectCore {
         for logged in claimed {
             let (message, zero_copy) = (logged.message, self.zero_copy(&logged, stream, deadline)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
-            let wanted = self.lane_number(message.way, message.peer);
+            let lane = self.lane_number(message.way, message.peer);
             let number = |launch: &LaneLaunch<'_>| self.lane_number(launch.lane.way, launch.lane.peer);
-            let place = launches.binary_search_by_key(&wanted, number);
+            let place = launches.binary_search_by_key(&lane, number);
             let LaneLaunch { state, pieces, .. } =
                 &mut launches[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
             match zero_copy {
@@ -357,7 +357,7 @@ impl DirectCore {
             return Ok(Some(Piece::Offer(ZeroCopyOffer { pushed: (way == Way::Receive).then_some(number) })));
         }
         let bytes = buffer.bytes();
-        let there = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
+        let address = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
         // After an abort, both ends still wait a while for the noted copies. The abort must not miss a copy. So, as in
         // `claim`, a sender first notes its copy, then checks that no abort has begun, and only then takes the offer.
         if way == Way::Send {
@@ -373,8 +373,8 @@ impl DirectCore {
             return taken.map(|_| None);
         }
         Ok(Some(Piece::Take(match way {
-            Way::Send => ZeroCopyTake { to: there, from: buffer.ptr, bytes, pushed: Some(number) },
-            Way::Receive => ZeroCopyTake { to: buffer.ptr, from: there, bytes, pushed: None },
+            Way::Send => ZeroCopyTake { to: address, from: buffer.ptr, bytes, pushed: Some(number) },
+            Way::Receive => ZeroCopyTake { to: buffer.ptr, from: address, bytes, pushed: None },
         })))
     }
 

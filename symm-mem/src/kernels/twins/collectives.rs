@@ -64,25 +64,25 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
 pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
     move |launch| {
         // SAFETY: `Reduce` consists of numbers, so any bytes are a valid value.
-        let what: Reduce = unsafe { parameter(launch, 1)? };
-        blocks(launch, what.kernel, |peers, bases, block| {
+        let arguments: Reduce = unsafe { parameter(launch, 1)? };
+        blocks(launch, arguments.kernel, |peers, bases, block| {
             let rank = peers.ranks.rank;
             let own = bases[rank as usize];
-            let is_target = |target_kind: TargetKind| what.target == target_kind as u32;
-            let vecs = what.bytes.div_ceil(VEC16_BYTES);
+            let is_target = |target_kind: TargetKind| arguments.target == target_kind as u32;
+            let vecs = arguments.bytes.div_ceil(VEC16_BYTES);
             let (places, (first, end)) = if is_target(TargetKind::Everywhere) {
-                let places: Vec<u64> = bases.iter().map(|base| base + what.output).collect();
+                let places: Vec<u64> = bases.iter().map(|base| base + arguments.output).collect();
                 (places, share_of(vecs, rank, peers.ranks.world))
             } else {
                 let base = if is_target(TargetKind::Address) { 0 } else { own };
-                (vec![base + what.output], (0, vecs))
+                (vec![base + arguments.output], (0, vecs))
             };
             let part = share_of(end - first, block, launch.grid[0]);
             let (mut row, end) = (first + part.0, first + part.1);
             while row < end {
                 let next = (row + u64::from(launch.block[0])).min(end);
-                let (start, stop) = range((row, next), what.bytes);
-                let combined = combined(launch, bases, what.input + start, stop - start, (element, op))?;
+                let (start, stop) = range((row, next), arguments.bytes);
+                let combined = combined(launch, bases, arguments.input + start, stop - start, (element, op))?;
                 if is_target(TargetKind::OntoInput) && !peers.meet(PadLayout::USER_CHANNELS + block)? {
                     return Ok(false);
                 }
