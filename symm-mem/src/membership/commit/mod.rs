@@ -26,7 +26,7 @@ use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
     comm::{CommError, Window, WindowRequest, WindowRequestError},
     error_text,
-    store::Deadline,
+    store::{Deadline, StoreError},
 };
 
 use self::{
@@ -89,42 +89,9 @@ impl Memberships {
         {
             return Err(error);
         }
-        let turn = RegistrationGuard::take(group.communicator());
-        let found = LocalState::of(group, options, inside, turn.is_some());
-        let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
-        let mut offered = None;
-        let offer = |group_state: &mut GroupState, new: &[Segment]| match self.offer_peers(
-            group_state,
-            group,
-            new,
-            options,
-        ) {
-            Ok((memory, offer)) => {
-                offered = Some(memory);
-                offer
-            }
-            Err(cause) => PeerOffer::Missing { cause },
-        };
-        let (start, segments) = self.begin_commit(&mut group_state, options, found, check, offer);
-        let mut member = Member {
-            memberships: self,
-            group,
-            segments: &segments,
-            windows: Vec::new(),
-            offered,
-            opened: None,
-        };
-        let (result, failure) = member.run(start);
-        let Member { windows, opened, offered, .. } = member;
-        // A member that is still opening this rank's memory gets an error. That is possible only if this rank has left
-        // the agreement early, for example because it lost the store.
-        drop(offered);
-        let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
-        let cause = failure.as_ref().map(ToString::to_string);
-        let result = self.end_commit(&mut group_state, result, cause, &segments, Done { windows, opened });
-        for place in group_state.log.take_left() {
-            remove_left(&**self.domain().store(), &place);
-        }
+        let guard = RegistrationGuard::take(group.communicator());
+        let local_state = LocalState::of(group, options, inside, guard.is_some());
+        let (result, segments, failure) = self.run_commit(group, &mut group_state, options, local_state);
         let (result, failure) = match result {
             Ok(report)
                 if options.windows
@@ -161,6 +128,52 @@ impl Memberships {
                 Err(group_state.call().error_of_group(ended, is_agreed, kind))
             }
         }
+    }
+
+    /// Runs the agreement of a commit, registers the segments, and applies the result to `group_state` and the table.
+    /// Returns the result, the new segments in this rank's record, and the store's error if the store failed.
+    fn run_commit(
+        &self,
+        group: &dyn SymmetricGroup,
+        group_state: &mut GroupState,
+        options: CommitOptions,
+        local_state: LocalState,
+    ) -> (Result<CommitReport, Ending>, Vec<Segment>, Option<StoreError>) {
+        let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
+        let mut offered = None;
+        let offer = |group_state: &mut GroupState, new: &[Segment]| match self.offer_peers(
+            group_state,
+            group,
+            new,
+            options,
+        ) {
+            Ok((memory, offer)) => {
+                offered = Some(memory);
+                offer
+            }
+            Err(cause) => PeerOffer::Missing { cause },
+        };
+        let (start, segments) = self.begin_commit(group_state, options, local_state, check, offer);
+        let mut member = Member {
+            memberships: self,
+            group,
+            segments: &segments,
+            windows: Vec::new(),
+            offered,
+            opened: None,
+        };
+        let (result, failure) = member.run(start);
+        let Member { windows, opened, offered, .. } = member;
+        // A member that is still opening this rank's memory gets an error. That is possible only if this rank has left
+        // the agreement early, for example because it lost the store.
+        drop(offered);
+        let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
+        let cause = failure.as_ref().map(ToString::to_string);
+        let result = self.end_commit(group_state, result, cause, &segments, Done { windows, opened });
+        for place in group_state.log.take_left() {
+            remove_left(&**self.domain().store(), &place);
+        }
+        (result, segments, failure)
     }
 
     /// Skips a commit if this rank need not take part: if the options do not demand it, the pool is
