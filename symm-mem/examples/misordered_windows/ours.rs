@@ -84,7 +84,7 @@ impl Program {
                 self.sum(group, block, value(number, self.rank()), sum(number, &members))?;
                 let found = pool.lookup(block.ptr(), block.bytes(), group.id())?;
                 windowed &=
-                    found.is_some_and(|found| matches!(found.standing, RegistrationState::Window { .. }));
+                    found.is_some_and(|found| matches!(found.state, RegistrationState::Window { .. }));
             }
         }
         let how = match self.world.windows_supported() {

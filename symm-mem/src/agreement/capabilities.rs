@@ -1,5 +1,5 @@
-//! The capabilities of a rank's libraries. They are part of the rank's [record](super::Record) in a commit, and must be
-//! equal on all members of the group.
+//! The capabilities of a rank's libraries. They are part of the rank's [record](super::CommitRecord) in a commit, and
+//! must be equal on all members of the group.
 //!
 //! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] and the comparison to
 //! [`Capabilities::difference`]. Set the field in `membership/commit/offer.rs`. A new field changes the encoding of the

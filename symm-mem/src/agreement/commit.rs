@@ -1,6 +1,6 @@
-//! The agreement on one commit. Every member posts its [record](Record). The decision on the records can assign an
-//! action, which is work that every member executes. A verdict on the outcomes of all members follows each action, and
-//! can assign the next one. The phases:
+//! The agreement on one commit. Every member posts its [record](CommitRecord). The decision on the records can assign
+//! an action, which is work that every member executes. A verdict on the outcomes of all members follows each action,
+//! and can assign the next one. The phases:
 //!
 //! | phase | work |
 //! |---|---|
@@ -27,8 +27,10 @@ use super::{
     ending::Ending,
     history::Divergence,
     opening,
-    plan::{Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection},
-    record::Record,
+    plan::{
+        Agreed, CommitDecision, CommitOutcome, CommitPlan, CommitProtocol, RegistrationOutcome, Rejection,
+    },
+    record::CommitRecord,
     search::{Finding, name, narrow},
     start::{self, evidence, explain},
     wire,
@@ -37,47 +39,52 @@ use super::{
 impl Protocol for CommitProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
 
-    type Record = Record;
-    type Plan = Plan;
-    type Outcome = Answer;
+    type Record = CommitRecord;
+    type Plan = CommitPlan;
+    type Outcome = CommitOutcome;
     type Agreed = Agreed;
     type Refusal = Rejection;
 
-    fn decide(records: &[(u32, Record)]) -> Decision {
+    fn decide(records: &[(u32, CommitRecord)]) -> CommitDecision {
         decide(records)
     }
 
-    fn is_final(answer: &Answer) -> bool {
-        matches!(answer, Answer::Registered(Outcome::Failed { .. } | Outcome::Ended { .. }))
+    fn is_final(outcome: &CommitOutcome) -> bool {
+        matches!(
+            outcome,
+            CommitOutcome::Registered(RegistrationOutcome::Failed { .. } | RegistrationOutcome::Ended { .. })
+        )
     }
 
-    fn judge(plan: &Plan, reports: &[(u32, Report<Answer>)]) -> Decision {
+    fn judge(plan: &CommitPlan, reports: &[(u32, Report<CommitOutcome>)]) -> CommitDecision {
         let (after, found) = match plan {
-            Plan::Hashes { range, after } => {
-                let hashes = all(reports, |_, answer| match answer {
-                    Answer::Hashes(hashes) => Some(hashes.clone()),
+            CommitPlan::Hashes { range, after } => {
+                let hashes = all(reports, |_, outcome| match outcome {
+                    CommitOutcome::Hashes(hashes) => Some(hashes.clone()),
                     _ => None,
                 });
                 (after, hashes.map(|hashes| narrow(*range, &hashes)))
             }
-            Plan::Recall { sequence, after } => {
-                let recalled = all(reports, |rank, answer| match answer {
-                    Answer::Recalled(recalled) => Some((rank, recalled.clone())),
+            CommitPlan::Recall { sequence, after } => {
+                let recalled = all(reports, |rank, outcome| match outcome {
+                    CommitOutcome::Recalled(recalled) => Some((rank, recalled.clone())),
                     _ => None,
                 });
                 (after, recalled.map(|recalled| name(*sequence, recalled)))
             }
-            Plan::Register(agreed) => {
+            CommitPlan::Register(agreed) => {
                 let outcomes: Vec<_> =
                     reports.iter().map(|(rank, report)| (*rank, registered(report))).collect();
                 return judge_registrations(agreed, &outcomes);
             }
-            Plan::Open(agreed) => return opening::judge(agreed, reports),
+            CommitPlan::Open(agreed) => return opening::judge(agreed, reports),
         };
         let after = after.clone();
         match found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} }) {
-            Finding::Narrower { range } => Decision::Act { plan: Plan::Hashes { range, after } },
-            Finding::Operation { sequence } => Decision::Act { plan: Plan::Recall { sequence, after } },
+            Finding::Narrower { range } => CommitDecision::Act { plan: CommitPlan::Hashes { range, after } },
+            Finding::Operation { sequence } => {
+                CommitDecision::Act { plan: CommitPlan::Recall { sequence, after } }
+            }
             Finding::End { divergence } => after.with(divergence),
         }
     }
@@ -87,8 +94,8 @@ impl Protocol for CommitProtocol {
     /// - The steps of a search share the limits of its first step: the steps are short, and there may be many.
     /// - The opening shares the limits of the registration. If no time is left for the opening, the segments are
     ///   committed without it.
-    fn shares_limits(plan: &Plan) -> bool {
-        matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
+    fn shares_limits(plan: &CommitPlan) -> bool {
+        matches!(plan, CommitPlan::Hashes { .. } | CommitPlan::Recall { .. } | CommitPlan::Open { .. })
     }
 
     fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
@@ -100,19 +107,22 @@ impl Protocol for CommitProtocol {
     }
 }
 
-/// Applies `read` to each member's rank and answer, and returns the results. Returns `None` if a member has not
-/// answered, or if `read` returns `None` for an answer.
-fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(u32, &Answer) -> Option<T>) -> Option<Vec<T>> {
-    let one = |(rank, report): &(u32, Report<Answer>)| match report {
-        Report::Outcome(answer) => read(*rank, answer),
+/// Applies `read` to each member's rank and outcome, and returns the results. Returns `None` if a member has not
+/// answered, or if `read` returns `None` for an outcome.
+fn all<T>(
+    reports: &[(u32, Report<CommitOutcome>)],
+    read: impl Fn(u32, &CommitOutcome) -> Option<T>,
+) -> Option<Vec<T>> {
+    let one = |(rank, report): &(u32, Report<CommitOutcome>)| match report {
+        Report::Outcome(outcome) => read(*rank, outcome),
         Report::Pending | Report::Late => None,
     };
     reports.iter().map(one).collect()
 }
 
-fn registered(report: &Report<Answer>) -> Option<Outcome> {
+fn registered(report: &Report<CommitOutcome>) -> Option<RegistrationOutcome> {
     match report {
-        Report::Outcome(Answer::Registered(outcome)) => Some(outcome.clone()),
+        Report::Outcome(CommitOutcome::Registered(outcome)) => Some(outcome.clone()),
         _ => None,
     }
 }
@@ -121,15 +131,19 @@ fn registered(report: &Report<Answer>) -> Option<Outcome> {
 /// that got the ending. `last` is the plan of the last action that the member has begun, or `None` if it has begun
 /// none.
 #[must_use]
-pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
-    let only_explains = last.is_some_and(Plan::only_explains);
+pub fn ending(
+    ending: agreement::Ending<CommitProtocol>,
+    member: &Member,
+    last: Option<&CommitPlan>,
+) -> Ending {
+    let only_explains = last.is_some_and(CommitPlan::only_explains);
     if only_explains && ending == agreement::Ending::InDoubt {
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
         // In these actions, some members may have registered or opened segments. In a search, none has: the members
         // agreed on the failure instead of the next action.
-        Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
+        Some(CommitPlan::Register { .. } | CommitPlan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };
     Ending::of(ending, failed)

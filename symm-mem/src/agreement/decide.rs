@@ -12,22 +12,22 @@ use super::{
     Ranks, ValuesByRank,
     capabilities::{Capabilities, WindowSupport},
     opening,
-    plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
+    plan::{After, Agreed, CommitDecision, CommitPlan, RegistrationOutcome, Rejection},
     poison::{NoWindows, Poison},
     ranks::{RankList, split},
-    record::{Enqueued, Policy, Readiness, Record, Segment},
-    refusal::{Membership, Refusal, Shape},
+    record::{CommitRecord, Enqueued, Policy, Readiness, Segment},
+    refusal::{MemberList, Refusal, Shape},
     search::Range,
 };
 
-type RankedRecord<'a> = (u32, &'a Record);
+type RankedRecord<'a> = (u32, &'a CommitRecord);
 
-fn refuse(refusal: Refusal) -> Decision {
-    Decision::Refused { refusal: Rejection::Refused(refusal) }
+fn refuse(refusal: Refusal) -> CommitDecision {
+    CommitDecision::Refused { refusal: Rejection::Refused(refusal) }
 }
 
-fn poison(poison: Poison) -> Decision {
-    Decision::Refused { refusal: Rejection::Poisoned(poison) }
+fn poison(poison: Poison) -> CommitDecision {
+    CommitDecision::Refused { refusal: Rejection::Poisoned(poison) }
 }
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
@@ -45,7 +45,7 @@ fn poison(poison: Poison) -> Decision {
 ///    the first difference are committed. If the logs differ, the members first search for the operation at which they
 ///    diverge.
 /// 7. If the segments become windows, they fit into the symmetric address space.
-pub fn decide(records: &[(u32, Record)]) -> Decision {
+pub fn decide(records: &[(u32, CommitRecord)]) -> CommitDecision {
     let mut sorted: Vec<RankedRecord<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
     let records = sorted.as_slice();
@@ -93,8 +93,8 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     }
 }
 
-fn searched(range: Range, after: After) -> Decision {
-    Decision::Act { plan: Plan::Hashes { range, after } }
+fn searched(range: Range, after: After) -> CommitDecision {
+    CommitDecision::Act { plan: CommitPlan::Hashes { range, after } }
 }
 
 fn poisoned(records: &[RankedRecord<'_>]) -> Option<Poison> {
@@ -110,7 +110,7 @@ fn poisoned(records: &[RankedRecord<'_>]) -> Option<Poison> {
 fn unlike_members(records: &[RankedRecord<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
-        return Some(Refusal::MembersMismatch { what: Membership::Domain, lists });
+        return Some(Refusal::MembersMismatch { what: MemberList::Domain, lists });
     }
     let policies = split(records, |record| record.policy);
     (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
@@ -123,7 +123,7 @@ fn unlike_capabilities(records: &[RankedRecord<'_>]) -> Option<Refusal> {
 }
 
 fn unready(records: &[RankedRecord<'_>], policy: Policy, common: usize) -> Option<Refusal> {
-    let is_in_question = |record: &Record| match record.readiness {
+    let is_in_question = |record: &CommitRecord| match record.readiness {
         // With `Prefix`, the failed check of a segment after the first difference is ignored, because the commit leaves
         // out this segment.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
@@ -222,7 +222,7 @@ fn joined(records: &[RankedRecord<'_>], common: usize) -> Vec<u32> {
 /// `None` if there is no difference. `common` is the number of new segments, from the first, that are equal on all
 /// ranks.
 fn difference(records: &[RankedRecord<'_>], common: usize) -> Option<Refusal> {
-    let next = |record: &Record| record.segments.get(common).map(|segment| segment.alone());
+    let next = |record: &CommitRecord| record.segments.get(common).map(|segment| segment.alone());
     let common = common as u32;
     let diverged = |ordinal, logs| Refusal::AllocationDiverged { ordinal, common, logs, divergence: None };
     let at = split(records, next);
@@ -233,7 +233,7 @@ fn difference(records: &[RankedRecord<'_>], common: usize) -> Option<Refusal> {
         return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
     let ordinal = at.entries.iter().filter_map(|entry| Some(entry.value?.ordinal)).min().unwrap_or(0);
-    let at_ordinal = |record: &Record| next(record).filter(|it| it.ordinal == ordinal);
+    let at_ordinal = |record: &CommitRecord| next(record).filter(|it| it.ordinal == ordinal);
     let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
     let present: Option<Vec<(u32, Segment)>> =
         records.iter().map(|(rank, record)| Some((*rank, at_ordinal(record)?))).collect();
@@ -278,30 +278,34 @@ fn exhausted(records: &[RankedRecord<'_>], segments: &[Segment]) -> Option<Refus
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
 /// The first rule that applies determines the verdict:
-/// 1. A member posted [`Outcome::Ended`]: the group is poisoned, and the verdict blames only the rank that ended the
-///    group. The end of the group aborts the communicators of all members, so the registrations of blameless members
-///    fail too.
-/// 2. A member posted [`Outcome::Failed`]: the group is poisoned. The failure names a cause, which a missing outcome
-///    does not.
+/// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the verdict blames only the rank that
+///    ended the group. The end of the group aborts the communicators of all members, so the registrations of blameless
+///    members fail too.
+/// 2. A member posted [`RegistrationOutcome::Failed`]: the group is poisoned. The failure names a cause, which a
+///    missing outcome does not.
 /// 3. An outcome is missing: the group is poisoned.
-/// 4. A member posted [`Outcome::Unsupported`]: if all did, the segments are committed without windows. Otherwise the
-///    group is poisoned.
-/// 5. A member posted [`Outcome::Blocked`]: the group is poisoned. This rule comes after rules 2 to 4, because a member
-///    that failed, is missing or lacks windows can be the reason why the registrations of others block.
+/// 4. A member posted [`RegistrationOutcome::Unsupported`]: if all did, the segments are committed without windows.
+///    Otherwise the group is poisoned.
+/// 5. A member posted [`RegistrationOutcome::Blocked`]: the group is poisoned. This rule comes after rules 2 to 4,
+///    because a member that failed, is missing or lacks windows can be the reason why the registrations of others
+///    block.
 /// 6. All members registered the segments: they are committed with windows.
-pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
-    let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
+pub fn judge_registrations(
+    agreed: &Agreed,
+    outcomes: &[(u32, Option<RegistrationOutcome>)],
+) -> CommitDecision {
+    let mut outcomes: Vec<&(u32, Option<RegistrationOutcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);
-    let ranks_that = |is: fn(&Option<Outcome>) -> bool| -> Vec<u32> {
+    let ranks_that = |is: fn(&Option<RegistrationOutcome>) -> bool| -> Vec<u32> {
         outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
     };
 
     let ended = outcomes.iter().find_map(|(_, outcome)| match outcome {
-        Some(Outcome::Ended { rank }) => Some(*rank),
+        Some(RegistrationOutcome::Ended { rank }) => Some(*rank),
         _ => None,
     });
     let failure = outcomes.iter().find_map(|(rank, outcome)| match outcome {
-        Some(Outcome::Failed { ordinal, cause }) if ended.is_none_or(|it| it == *rank) => {
+        Some(RegistrationOutcome::Failed { ordinal, cause }) if ended.is_none_or(|it| it == *rank) => {
             Some(Poison::RegistrationFailed { rank: *rank, ordinal: *ordinal, cause: cause.clone() })
         }
         _ => None,
@@ -310,16 +314,16 @@ pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)])
         return poison(failure);
     }
     let missing = ended.map_or_else(|| ranks_that(Option::is_none), |rank| vec![rank]);
-    let blocked = ranks_that(|outcome| *outcome == Some(Outcome::Blocked));
+    let blocked = ranks_that(|outcome| *outcome == Some(RegistrationOutcome::Blocked));
     if !missing.is_empty() {
         return poison(Poison::MembersLost { missing, blocked });
     }
     let reason = outcomes.iter().find_map(|(_, outcome)| match outcome {
-        Some(Outcome::Unsupported { reason }) => Some(reason.clone()),
+        Some(RegistrationOutcome::Unsupported { reason }) => Some(reason.clone()),
         _ => None,
     });
-    let with = ranks_that(|outcome| *outcome == Some(Outcome::Registered));
-    let without = ranks_that(|outcome| matches!(outcome, Some(Outcome::Unsupported { .. })));
+    let with = ranks_that(|outcome| *outcome == Some(RegistrationOutcome::Registered));
+    let without = ranks_that(|outcome| matches!(outcome, Some(RegistrationOutcome::Unsupported { .. })));
     if !blocked.is_empty() {
         return poison(match reason {
             None => Poison::RegistrationBlocked { ranks: blocked },

@@ -13,7 +13,7 @@ use super::{
     meeting_id::{MeetingId, MeetingKind},
     plan::{Agreed, CommitProtocol},
     poison::Poison,
-    record::{LogPoint, PoolId, Readiness, Record, Segment},
+    record::{CommitRecord, LogPoint, PoolId, Readiness, Segment},
     refusal::Refusal,
     rounds::Rounds,
     start::{Start, patience},
@@ -153,7 +153,11 @@ impl GroupLog {
     ///   retired, in ascending order of ordinals. This function sets its committed log, and removes the segments that
     ///   are not new to the group. If the group is poisoned, its readiness becomes the poison.
     /// - `deadline` is the time limit of the commit.
-    pub fn begin(&mut self, mut record: Record, deadline: Duration) -> (Start<CommitProtocol>, Vec<Segment>) {
+    pub fn begin(
+        &mut self,
+        mut record: CommitRecord,
+        deadline: Duration,
+    ) -> (Start<CommitProtocol>, Vec<Segment>) {
         if let Some(poison) = &self.poison {
             record.readiness = Readiness::Poisoned(poison.clone());
         }

@@ -19,7 +19,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LengthProtocol;
 
-type Decision = agreement::Decision<LengthProtocol>;
+type LengthDecision = agreement::Decision<LengthProtocol>;
 
 impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
@@ -34,15 +34,15 @@ impl Protocol for LengthProtocol {
     type Agreed = u64;
     type Refusal = Refusal;
 
-    fn decide(needs: &[(u32, u64)]) -> Decision {
-        Decision::Agreed { agreed: needs.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) }
+    fn decide(needs: &[(u32, u64)]) -> LengthDecision {
+        LengthDecision::Agreed { agreed: needs.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) }
     }
 
     fn is_final(outcome: &Infallible) -> bool {
         match *outcome {}
     }
 
-    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> Decision {
+    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> LengthDecision {
         match *plan {}
     }
 

@@ -1,8 +1,8 @@
 //! The agreements of ranks about a pool: commits, plain registrations, retirements and lengths of allocations. Each
 //! kind of agreement implements [`Protocol`](bootstrap::agreement::Protocol), without I/O.
 //!
-//! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
-//!   message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure functions of the
+//! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`CommitRecord`] is
+//!   the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure functions of the
 //!   members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
 //! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
 //! - [`RetireProtocol`]: all ranks of the pool's [domain](crate::Domain) agree to retire segments. [`LengthProtocol`]:
@@ -61,13 +61,15 @@ pub use meeting_id::{MeetingId, MeetingKind};
 pub use peer_memory::{MemberMemory, OfferedMemory, PeerMappings, PeerOffer, Unmapped};
 pub(crate) use plain::ending as plain_ending;
 pub use plain::{Attempt, Plain, RegistrationProtocol};
-pub use plan::{After, Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection};
+pub use plan::{
+    After, Agreed, CommitDecision, CommitOutcome, CommitPlan, CommitProtocol, RegistrationOutcome, Rejection,
+};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::RankList;
-pub use record::{Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment};
+pub use record::{CommitRecord, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Segment};
 pub(crate) use refusal::are;
-pub use refusal::{Membership, Refusal, Shape};
+pub use refusal::{MemberList, Refusal, Shape};
 pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
     decide_retirement, retirement_ending,

@@ -7,26 +7,26 @@ use bootstrap::agreement::Report;
 
 use super::{
     peer_memory::{MemberMemory, PeerMappings, PeerOffer, Unmapped},
-    plan::{Agreed, Answer, Decision, Plan},
-    record::Record,
+    plan::{Agreed, CommitDecision, CommitOutcome, CommitPlan},
+    record::CommitRecord,
 };
 use crate::sharing;
 
 /// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments and the signal pad, if
 /// offered, of every other member. Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be
 /// sorted by rank.
-pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
+pub(super) fn decide(records: &[(u32, &CommitRecord)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },
         Err(reason) => PeerMappings::Unmapped { reason },
     }
 }
 
-fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemory>, Unmapped> {
+fn offered(records: &[(u32, &CommitRecord)], segments: usize) -> Result<Vec<MemberMemory>, Unmapped> {
     if segments == 0 {
         return Err(Unmapped::NothingNew {});
     }
-    let memory = |(rank, record): &(u32, &Record)| {
+    let memory = |(rank, record): &(u32, &CommitRecord)| {
         let not_offered = |cause: &str| Unmapped::NotOffered { rank: *rank, cause: cause.to_owned() };
         let mut memory = match &record.peers {
             PeerOffer::Offered { memory } => memory.clone(),
@@ -61,9 +61,9 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
 
 /// Returns the verdict on the opening of the members' memory: the result of the commit, with the new state of the
 /// [mappings](PeerMappings). The segments are committed even if a member could not open the memory of another.
-pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
-    let outcome = |report: &Report<Answer>| match report {
-        Report::Outcome(Answer::Opened(outcome)) => Report::Outcome(outcome.clone()),
+pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<CommitOutcome>)]) -> CommitDecision {
+    let outcome = |report: &Report<CommitOutcome>| match report {
+        Report::Outcome(CommitOutcome::Opened(outcome)) => Report::Outcome(outcome.clone()),
         Report::Outcome(_) | Report::Pending => Report::Pending,
         Report::Late => Report::Late,
     };
@@ -75,17 +75,19 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
             PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
         }
     };
-    Decision::Agreed { agreed: Agreed { peers, ..agreed.clone() } }
+    CommitDecision::Agreed { agreed: Agreed { peers, ..agreed.clone() } }
 }
 
 impl Agreed {
     /// Returns the decision to take after the registration, or at once if no windows are to be registered. If all
     /// members can open each other's memory, the decision is to open it. Otherwise, the decision is the final result of
     /// the commit, `self`.
-    pub(super) fn open(self) -> Decision {
+    pub(super) fn open(self) -> CommitDecision {
         match self.peers {
-            PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open(self) },
-            PeerMappings::Opened {} | PeerMappings::Unmapped { .. } => Decision::Agreed { agreed: self },
+            PeerMappings::Offered { .. } => CommitDecision::Act { plan: CommitPlan::Open(self) },
+            PeerMappings::Opened {} | PeerMappings::Unmapped { .. } => {
+                CommitDecision::Agreed { agreed: self }
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct OfferedMemory {
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.
     pub pad: Option<Export>,
-    /// The new segments in the rank's [record](super::Record::segments), in the same order.
+    /// The new segments in the rank's [record](super::CommitRecord::segments), in the same order.
     pub segments: Vec<Export>,
 }
 wire_struct!(OfferedMemory { site, next, pad, segments });

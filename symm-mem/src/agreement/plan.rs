@@ -19,7 +19,7 @@ use crate::sharing;
 pub struct CommitProtocol;
 
 /// The decision on the records of a commit, or the verdict on an action.
-pub type Decision = agreement::Decision<CommitProtocol>;
+pub type CommitDecision = agreement::Decision<CommitProtocol>;
 
 /// The agreed result of a commit, equal on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,10 +41,10 @@ wire_struct!(Agreed { segments, joined, without, pending, peers });
 impl Agreed {
     /// Returns the next decision: to register the segments as windows. If there are no windows to register, returns the
     /// decision that would follow the registration.
-    pub(super) fn proceed(self) -> Decision {
+    pub(super) fn proceed(self) -> CommitDecision {
         match self.segments == 0 || self.without.is_some() {
             true => self.open(),
-            false => Decision::Act { plan: Plan::Register(self) },
+            false => CommitDecision::Act { plan: CommitPlan::Register(self) },
         }
     }
 }
@@ -87,10 +87,10 @@ pub enum After {
 wire_enum!(After { 0 => Refuse(refusal), 1 => Commit(agreed) });
 
 impl After {
-    pub(super) fn with(self, divergence: Divergence) -> Decision {
+    pub(super) fn with(self, divergence: Divergence) -> CommitDecision {
         match self {
             Self::Refuse(refusal) => {
-                Decision::Refused { refusal: refusal.with_divergence(divergence).into() }
+                CommitDecision::Refused { refusal: refusal.with_divergence(divergence).into() }
             }
             Self::Commit(mut agreed) => {
                 agreed.pending = agreed.pending.map(|pending| pending.with_divergence(divergence));
@@ -102,7 +102,7 @@ impl After {
 
 /// The plan of an action: the work that every member executes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
+pub enum CommitPlan {
     /// Post the allocation log's hashes at the [points](Range::points) of a range.
     Hashes {
         /// The range.
@@ -122,14 +122,14 @@ pub enum Plan {
     /// Open the memory of the other members. The field [`peers`](Agreed::peers) contains their offers.
     Open(Agreed),
 }
-wire_enum!(Plan {
+wire_enum!(CommitPlan {
     0 => Hashes { range, after },
     1 => Recall { sequence, after },
     2 => Register(agreed),
     3 => Open(agreed),
 });
 
-impl Plan {
+impl CommitPlan {
     /// Returns true if the plan is a step of a search after the members have decided to refuse the commit. Such a
     /// search only adds details to the refusal.
     pub(super) fn only_explains(&self) -> bool {
@@ -142,37 +142,37 @@ impl Plan {
 
 /// The outcome of an action on one member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// The answer to [`Plan::Hashes`]: the rank's hashes at the points of the range. `None` for a point at which the
-    /// rank no longer has the hash.
+pub enum CommitOutcome {
+    /// The answer to [`CommitPlan::Hashes`]: the rank's hashes at the points of the range. `None` for a point at which
+    /// the rank no longer has the hash.
     Hashes(Vec<Option<u64>>),
-    /// The answer to [`Plan::Recall`]: the requested operation, if the rank's log still has it.
+    /// The answer to [`CommitPlan::Recall`]: the requested operation, if the rank's log still has it.
     Recalled(Recalled),
-    /// The outcome of [`Plan::Register`].
-    Registered(Outcome),
-    /// The outcome of [`Plan::Open`].
-    Opened(sharing::Outcome),
+    /// The outcome of [`CommitPlan::Register`].
+    Registered(RegistrationOutcome),
+    /// The outcome of [`CommitPlan::Open`].
+    Opened(sharing::OpeningOutcome),
 }
-wire_enum!(Answer { 0 => Hashes(hashes), 1 => Recalled(recalled), 2 => Registered(outcome), 3 => Opened(outcome) });
+wire_enum!(CommitOutcome { 0 => Hashes(hashes), 1 => Recalled(recalled), 2 => Registered(outcome), 3 => Opened(outcome) });
 
-impl Answer {
-    /// Returns the answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if
-    /// the log no longer has it.
+impl CommitOutcome {
+    /// Returns the answer to [`CommitPlan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None`
+    /// if the log no longer has it.
     pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
         Self::Hashes(range.points().into_iter().map(hash_at).collect())
     }
 
-    /// Returns the answer to [`Plan::Recall`]. `length` is the length of the rank's allocation log at the start of the
-    /// commit. `operation` returns the operation with a given number, or `None` if the log does not have it.
+    /// Returns the answer to [`CommitPlan::Recall`]. `length` is the length of the rank's allocation log at the start
+    /// of the commit. `operation` returns the operation with a given number, or `None` if the log does not have it.
     pub fn recalled(sequence: u64, length: u64, operation: impl Fn(u64) -> Option<Operation>) -> Self {
         let is_last = length <= sequence + 1;
         Self::Recalled(Recalled { operation: operation(sequence), is_last })
     }
 }
 
-/// The outcome of [`Plan::Register`] on one rank.
+/// The outcome of [`CommitPlan::Register`] on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RegistrationOutcome {
     /// All windows are registered.
     Registered,
     /// The library reported that it does not support windows for this group. No window was registered.
@@ -195,7 +195,7 @@ pub enum Outcome {
         rank: u32,
     },
 }
-wire_enum!(Outcome {
+wire_enum!(RegistrationOutcome {
     0 => Registered {},
     1 => Unsupported { reason },
     2 => Failed { ordinal, cause },

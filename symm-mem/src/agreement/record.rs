@@ -144,7 +144,7 @@ wire_struct!(MessageCounts { peer, sent, received, captured });
 
 /// The message of a rank to the other members of a group at the start of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct CommitRecord {
     /// The ranks of the pool's domain.
     pub domain: RankList,
     /// The treatment of differences between the ranks' pools.
@@ -172,7 +172,7 @@ pub struct Record {
     /// The memory that the rank offers to the other members.
     pub peers: PeerOffer,
 }
-wire_struct!(Record {
+wire_struct!(CommitRecord {
     domain,
     policy,
     readiness,

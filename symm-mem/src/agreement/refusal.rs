@@ -105,7 +105,7 @@ pub enum Refusal {
     #[error("MembersMismatch: ranks differ in the {what} ({}); give all of them the same list", lists.describe(RankList::to_string))]
     MembersMismatch {
         /// The list that differs.
-        what: Membership,
+        what: MemberList,
         /// Each rank's list. If a rank found the difference before it posted its record, only two ranks have entries:
         /// that rank, and the rank whose list was stored first.
         lists: ValuesByRank<RankList>,
@@ -360,19 +360,19 @@ impl Refusal {
 
 /// A list of ranks that must be equal on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Membership {
+pub enum MemberList {
     /// The members of the group, in the order of its communicator.
     Group,
     /// The ranks of the pool's domain.
     Domain,
 }
-wire_enum!(Membership { 0 => Group {}, 1 => Domain {} });
+wire_enum!(MemberList { 0 => Group {}, 1 => Domain {} });
 
-impl std::fmt::Display for Membership {
+impl std::fmt::Display for MemberList {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
-            Membership::Group => "members of the group",
-            Membership::Domain => "ranks of the pool's domain",
+            MemberList::Group => "members of the group",
+            MemberList::Domain => "ranks of the pool's domain",
         })
     }
 }

@@ -81,7 +81,7 @@ type RankedRetirement<'a> = (u32, &'a RetirementRecord);
 
 /// Decides from the records of all ranks: refuses the retirement, or returns the plan to wait until the devices are
 /// idle. The result does not depend on the order of the records.
-pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
+pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> RetireDecision {
     let mut records: Vec<RankedRetirement<'_>> =
         records.iter().map(|(rank, record)| (*rank, record)).collect();
     records.sort_by_key(|(rank, _)| *rank);
@@ -91,8 +91,8 @@ pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
         .or_else(|| still_used(&records))
         .or_else(|| different_logs(&records));
     match refusal {
-        Some(refusal) => Decision::Refused { refusal },
-        None => Decision::Act { plan: RetirePlan::Quiesce {} },
+        Some(refusal) => RetireDecision::Refused { refusal },
+        None => RetireDecision::Act { plan: RetirePlan::Quiesce {} },
     }
 }
 
@@ -218,15 +218,15 @@ fn ranks_that(releases: &Posted, is: fn(&Option<Release>) -> bool) -> Vec<u32> {
 }
 
 /// Returns the verdict on [`RetirePlan::Quiesce`]: to deregister if all devices are idle, otherwise a refusal.
-fn judge_quiet(releases: &Posted) -> Decision {
+fn judge_quiet(releases: &Posted) -> RetireDecision {
     let first = |is: fn(&Option<Release>) -> bool| ranks_that(releases, is).first().copied();
     let is_blocked = |release: &Option<Release>| *release == Some(Release::Blocked {});
     let failed = failed(releases)
         .or_else(|| Some((first(Option::is_none)?, "the rank did not answer in time".to_owned())))
         .or_else(|| Some((first(is_blocked)?, "it works on past the deadline".to_owned())));
     match failed {
-        Some((rank, cause)) => Decision::Refused { refusal: Refusal::QuiesceFailed { rank, cause } },
-        None => Decision::Act { plan: RetirePlan::Deregister {} },
+        Some((rank, cause)) => RetireDecision::Refused { refusal: Refusal::QuiesceFailed { rank, cause } },
+        None => RetireDecision::Act { plan: RetirePlan::Deregister {} },
     }
 }
 
@@ -278,7 +278,7 @@ wire_enum!(Retired { 0 => Everywhere {}, 1 => Poisoned { poison, culprits, over 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetireProtocol;
 
-type Decision = agreement::Decision<RetireProtocol>;
+type RetireDecision = agreement::Decision<RetireProtocol>;
 
 impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
@@ -293,7 +293,7 @@ impl Protocol for RetireProtocol {
     type Agreed = Retired;
     type Refusal = Refusal;
 
-    fn decide(records: &[(u32, RetirementRecord)]) -> Decision {
+    fn decide(records: &[(u32, RetirementRecord)]) -> RetireDecision {
         decide_retirement(records)
     }
 
@@ -307,10 +307,10 @@ impl Protocol for RetireProtocol {
         matches!(outcome, RetireOutcome::Quiet(Release::Failed { .. }))
     }
 
-    fn judge(plan: &RetirePlan, reports: &[(u32, Report<RetireOutcome>)]) -> Decision {
+    fn judge(plan: &RetirePlan, reports: &[(u32, Report<RetireOutcome>)]) -> RetireDecision {
         match plan {
             RetirePlan::Quiesce {} => judge_quiet(&posted(reports)),
-            RetirePlan::Deregister {} => Decision::Agreed { agreed: judge_released(&posted(reports)) },
+            RetirePlan::Deregister {} => RetireDecision::Agreed { agreed: judge_released(&posted(reports)) },
         }
     }
 

@@ -8,7 +8,7 @@
 use super::{
     ValuesByRank,
     history::{Divergence, Operation, OperationKind},
-    record::Record,
+    record::CommitRecord,
     wire::wire_struct,
 };
 
@@ -20,9 +20,9 @@ const PARTS: u64 = 32;
 pub struct Range {
     /// The lower end.
     /// - In later rounds: a length at which all ranks have the same hash.
-    /// - In the first round: the greatest [`log_since`](Record::log_since) of all ranks, so that every rank has a hash
-    ///   at each length in the range. Exception: if a log is shorter than that, the length of the shortest log. The
-    ///   range then has only this length, and some ranks may have no hash there.
+    /// - In the first round: the greatest [`log_since`](CommitRecord::log_since) of all ranks, so that every rank has a
+    ///   hash at each length in the range. Exception: if a log is shorter than that, the length of the shortest log.
+    ///   The range then has only this length, and some ranks may have no hash there.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
     /// differ.
@@ -32,7 +32,7 @@ wire_struct!(Range { low, high });
 
 impl Range {
     /// Returns the range to search, or `None` if the logs of all records are equal.
-    pub(super) fn of_difference(records: &[(u32, &Record)]) -> Option<Self> {
+    pub(super) fn of_difference(records: &[(u32, &CommitRecord)]) -> Option<Self> {
         let (_, first) = records.first()?;
         if records.iter().all(|(_, record)| record.log == first.log) {
             return None;
@@ -64,7 +64,7 @@ pub(super) enum Finding {
     End { divergence: Divergence },
 }
 
-/// The answer of a rank to [`Plan::Recall`](super::Plan::Recall).
+/// The answer of a rank to [`CommitPlan::Recall`](super::CommitPlan::Recall).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recalled {
     /// The requested operation. `None` if the rank's log ends before the operation, or no longer has it.
@@ -74,8 +74,8 @@ pub struct Recalled {
 }
 wire_struct!(Recalled { operation, is_last });
 
-/// Evaluates a round of the search. `answers` are the [hashes](super::Answer::Hashes) of all ranks at the points of
-/// `range`.
+/// Evaluates a round of the search. `answers` are the [hashes](super::CommitOutcome::Hashes) of all ranks at the points
+/// of `range`.
 pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
     let points = range.points();
     let is_unknown =

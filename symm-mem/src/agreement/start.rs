@@ -10,7 +10,7 @@ use super::{
     ending::Ending,
     meeting_id::{MeetingId, MeetingKind, generation_key},
     ranks::RankList,
-    refusal::{Membership, Refusal},
+    refusal::{MemberList, Refusal},
 };
 
 /// The arguments with which this rank starts a meeting.
@@ -110,8 +110,8 @@ fn refusal(member: &Member, failure: Failure) -> Refusal {
         }
         Failure::Members { lists } => {
             let what = match meeting.map(|meeting| meeting.kind) {
-                Some(MeetingKind::Commit { .. }) => Membership::Group,
-                _ => Membership::Domain,
+                Some(MeetingKind::Commit { .. }) => MemberList::Group,
+                _ => MemberList::Domain,
             };
             Refusal::MembersMismatch { what, lists: lists.map(RankList) }
         }

@@ -16,7 +16,7 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     rendezvous::GroupInfo,
-    sharing::{self, Export, Imported, Offer, Outcome, Party, Shareable, Site},
+    sharing::{self, Export, Imported, Offer, OpeningOutcome, Party, Shareable, Site},
 };
 
 /// The agreement whose result is that every member has opened all flag pages, or that no member gets a path.
@@ -66,7 +66,7 @@ impl Protocol for FlagPageProtocol {
 
     type Record = PathRecord;
     type Plan = Vec<(Site, Export)>;
-    type Outcome = Outcome;
+    type Outcome = OpeningOutcome;
     type Agreed = ();
     type Refusal = FlagPageRefusal;
 
@@ -87,11 +87,11 @@ impl Protocol for FlagPageProtocol {
         }
     }
 
-    fn is_final(outcome: &Outcome) -> bool {
-        matches!(outcome, Outcome::Failed { .. })
+    fn is_final(outcome: &OpeningOutcome) -> bool {
+        matches!(outcome, OpeningOutcome::Failed { .. })
     }
 
-    fn judge(_: &Vec<(Site, Export)>, reports: &[(u32, Report<Outcome>)]) -> Decision<Self> {
+    fn judge(_: &Vec<(Site, Export)>, reports: &[(u32, Report<OpeningOutcome>)]) -> Decision<Self> {
         match sharing::judge(reports) {
             Some(failure) => {
                 let (rank, problem) = failure.cause();
@@ -122,7 +122,7 @@ fn open_all(
     pages: &[(Site, Export)],
     layout: FlagPageLayout,
     deadline: Deadline,
-) -> Result<Vec<FlagPage>, Outcome> {
+) -> Result<Vec<FlagPage>, OpeningOutcome> {
     let parties = info.global_ranks().iter().zip(pages);
     let parties: Vec<Party<'_>> =
         parties.map(|(rank, (site, export))| Party { rank: *rank, site, exports: vec![export] }).collect();
@@ -135,7 +135,7 @@ fn open_all(
             let (rank, bytes) = (party.rank, layout.bytes());
             let cause =
                 format!("the flag page of rank {rank}: {other:?}, expected {bytes} bytes of the host");
-            Err(Outcome::Failed { cause })
+            Err(OpeningOutcome::Failed { cause })
         }
     };
     parties.iter().enumerate().map(page).collect()
@@ -174,14 +174,14 @@ pub(super) fn exchange_flag_pages<T>(
     let (mut make, mut made) = (Some(make), None);
     let act = |pages: &Vec<(Site, Export)>, deadline, _: &dyn Fn() -> bool| {
         let (Ok((own, offer, _)), Some(make)) = (&own, make.take()) else {
-            return Outcome::Failed { cause: "it has no flag page".to_owned() };
+            return OpeningOutcome::Failed { cause: "it has no flag page".to_owned() };
         };
         let opened = open_all(context, info, (own, offer), pages, layout, deadline);
-        let failed = |error| Outcome::Failed { cause: error_text(&error) };
+        let failed = |error| OpeningOutcome::Failed { cause: error_text(&error) };
         match opened.and_then(|flag_pages| make(flag_pages).map_err(failed)) {
             Ok(path) => {
                 made = Some(path);
-                Outcome::Mapped
+                OpeningOutcome::Mapped
             }
             Err(outcome) => outcome,
         }
@@ -253,13 +253,14 @@ mod tests {
 
     #[test]
     fn a_failure_outweighs_silence() {
-        let failed = Report::Outcome(Outcome::Failed { cause: "no addresses".to_owned() });
-        let named = |reports: &[(u32, Report<Outcome>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
-            Decision::Refused { refusal: FlagPageRefusal::Failed { rank, .. } } => Some(rank),
-            Decision::Agreed { .. } => None,
-            other => panic!("{other:?}"),
-        };
-        let done = Report::Outcome(Outcome::Mapped);
+        let failed = Report::Outcome(OpeningOutcome::Failed { cause: "no addresses".to_owned() });
+        let named =
+            |reports: &[(u32, Report<OpeningOutcome>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
+                Decision::Refused { refusal: FlagPageRefusal::Failed { rank, .. } } => Some(rank),
+                Decision::Agreed { .. } => None,
+                other => panic!("{other:?}"),
+            };
+        let done = Report::Outcome(OpeningOutcome::Mapped);
         assert_eq!(named(&[(0, Report::Late), (1, done.clone()), (2, failed)]), Some(2));
         assert_eq!(named(&[(0, done.clone()), (1, Report::Late)]), Some(1));
         assert_eq!(named(&[(0, done.clone()), (1, done)]), None);

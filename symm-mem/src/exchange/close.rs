@@ -42,12 +42,12 @@ pub(super) struct Closer {
     lease: Duration,
     /// Creation time of this value. Leases count their time from here.
     begun: Instant,
-    state: Mutex<State>,
+    state: Mutex<CloserState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CloserState {
     /// The dropped plans that this rank or a peer has yet to close, or whose buffers this rank has yet to free.
     dropped: Vec<(Arc<Core>, Stage)>,
     quarantine: Vec<Quarantined>,
@@ -74,7 +74,7 @@ impl Closer {
         Self { lease, begun: Instant::now(), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn tell(&self, change: impl FnOnce(&mut CloserState)) {
         change(&mut lock(&self.state));
         self.changed.notify_all();
     }
@@ -201,7 +201,7 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
 fn try_close(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
-        let mut words = core.wires.iter().map(|wire| wire.theirs.left);
+        let mut words = core.endpoints.iter().map(|endpoint| endpoint.theirs.left);
         // SAFETY: words of the peers' slots, which stay mapped as long as `shared` lives. A peer frees its slots only
         // after this rank has told it that the regions are closed.
         let told = words.try_for_each(|word| unsafe { shared.control.write_value32(word, 1) }).is_ok();

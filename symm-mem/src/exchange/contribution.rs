@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use super::{
     Memory, OPERATION, Transfer,
-    memory::Piece,
-    protocol::{End, Export, MemoryPiece, Record, RegionOffer, SharedRegion},
+    memory::MemorySpan,
+    protocol::{End, ExchangeRecord, MemoryPiece, RegionOffer, SharedAllocation, SharedRegion},
 };
 
 pub(super) enum Contribution<'a> {
@@ -52,9 +52,9 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns the memory that peers access: one list of [`Piece`]s for each region, or for each transfer in which the
-    /// peer copies. The error is the reason why this rank cannot share its memory.
-    pub(super) fn exported(&self) -> Result<Vec<Vec<Piece>>, String> {
+    /// Returns the memory that peers access: one list of [`MemorySpan`]s for each region, or for each transfer in which
+    /// the peer copies. The error is the reason why this rank cannot share its memory.
+    pub(super) fn exported(&self) -> Result<Vec<Vec<MemorySpan>>, String> {
         match self {
             Self::Transfers(transfers) => {
                 let lent = transfers.iter().filter(|transfer| !transfer.part.copies());
@@ -81,21 +81,22 @@ impl Contribution<'_> {
 
     /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
     /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
-    /// `None` if [`Record::exports`] lacks the allocation of a piece, or if a slot number does not fit into 32 bits.
+    /// `None` if [`ExchangeRecord::exports`] lacks the allocation of a piece, or if a slot number does not fit into 32
+    /// bits.
     pub(super) fn fill(
         &self,
-        record: &mut Record,
-        pieces: &[Vec<Piece>],
+        record: &mut ExchangeRecord,
+        pieces: &[Vec<MemorySpan>],
         slots: &Range<usize>,
         ranks: &[u32],
     ) -> Option<()> {
         let slot = |slot: usize| u32::try_from(slot).ok();
-        let piece = |exports: &[Export], piece: &Piece| {
+        let piece = |exports: &[SharedAllocation], piece: &MemorySpan| {
             let export = exports.iter().position(|export| export.id == piece.id)?;
             let (export, offset) = (u32::try_from(export).ok()?, piece.offset as u64);
             Some(MemoryPiece { export, offset, bytes: piece.bytes as u64 })
         };
-        let all = |exports: &[Export], pieces: &[Piece]| -> Option<Vec<_>> {
+        let all = |exports: &[SharedAllocation], pieces: &[MemorySpan]| -> Option<Vec<_>> {
             pieces.iter().map(|it| piece(exports, it)).collect()
         };
         match self {
@@ -116,7 +117,7 @@ impl Contribution<'_> {
                 }
             }
             Self::Regions(regions) => {
-                let region = |((name, _), pieces): (&(&str, Memory), &Vec<Piece>)| {
+                let region = |((name, _), pieces): (&(&str, Memory), &Vec<MemorySpan>)| {
                     let pieces = all(&record.exports, pieces)?;
                     Some(SharedRegion { name: (*name).to_owned(), pieces })
                 };

@@ -58,7 +58,7 @@ pub(super) struct CoreParts {
     /// This rank's [signal slots](super::slots): one for each transfer of a `Plan`, or one for the regions.
     pub(super) slots: Range<usize>,
     /// One element for each slot, in the order of `slots`.
-    pub(super) wires: Vec<TransferEndpoint>,
+    pub(super) endpoints: Vec<TransferEndpoint>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
     /// True for regions, false for a `Plan`. If true, the closing thread tells the peer when this rank has dropped its
@@ -163,7 +163,7 @@ impl Core {
 
     /// The peers, each once, ascending.
     pub(super) fn peers(&self) -> Vec<u32> {
-        let mut peers: Vec<u32> = self.wires.iter().map(|wire| wire.peer).collect();
+        let mut peers: Vec<u32> = self.endpoints.iter().map(|endpoint| endpoint.peer).collect();
         peers.sort_unstable();
         peers.dedup();
         peers

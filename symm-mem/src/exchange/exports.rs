@@ -7,23 +7,23 @@ use process_group::store::Deadline;
 
 use super::{
     handles::Open,
-    memory::Piece,
-    protocol::{Export, Record, missing},
+    memory::MemorySpan,
+    protocol::{ExchangeRecord, SharedAllocation, missing},
 };
-use crate::sharing::{self, Offer, Outcome, Party};
+use crate::sharing::{self, Offer, OpeningOutcome, Party};
 
 /// Exports the allocations that contain `pieces`, each allocation once, even if it contains several pieces. Returns two
 /// values: the offer, and the exports for this rank's record. The offer has a listener, from which peers request file
 /// descriptors. Peers can open the allocations until the offer is dropped. The error is the reason of the failure.
 pub(super) fn export<'a>(
     context: &Context,
-    pieces: impl IntoIterator<Item = &'a Piece>,
-) -> Result<(Offer, Vec<Export>), String> {
-    let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
+    pieces: impl IntoIterator<Item = &'a MemorySpan>,
+) -> Result<(Offer, Vec<SharedAllocation>), String> {
+    let (mut offer, mut exports) = (Offer::new()?, Vec::<SharedAllocation>::new());
     for piece in pieces {
         if exports.iter().all(|export| export.id != piece.id) {
             let shared = offer.export_later(piece.shareable(context)?, piece.whole)?;
-            exports.push(Export { id: piece.id, shared });
+            exports.push(SharedAllocation { id: piece.id, shared });
         }
     }
     Ok((offer, exports))
@@ -36,12 +36,12 @@ pub(super) fn open(
     context: &Context,
     offer: &Offer,
     place: usize,
-    records: &[Record],
+    records: &[ExchangeRecord],
     deadline: Deadline,
-) -> Result<Open, Outcome> {
+) -> Result<Open, OpeningOutcome> {
     let parties: Vec<Party<'_>> = records
         .iter()
-        .map(|Record { rank, site, exports, .. }| {
+        .map(|ExchangeRecord { rank, site, exports, .. }| {
             let exports = exports.iter().map(|export| &export.shared).collect();
             Party { rank: *rank, site, exports }
         })

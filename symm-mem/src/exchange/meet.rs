@@ -11,14 +11,16 @@ use cuda_driver::{DevicePtr, graph::RelaxedCapture};
 use process_group::{error_text, store::Deadline};
 
 use super::{
-    Exchange, Memory, Named, Owner, Part, Plan, Transfer,
+    Exchange, ExchangeState, Memory, NameState, Part, Plan, Transfer,
     contribution::Contribution,
     copy::{Direction, RangeCopy},
     core::{Core, CoreParts, TransferEndpoint},
     exports::{self, export},
     handles::Open,
     plan::TransferEnd,
-    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, Held, Record, RemotePiece, Route},
+    protocol::{
+        Agreement, AllocationId, ExchangeEnding, ExchangeProtocol, ExchangeRecord, Held, RemotePiece, Route,
+    },
     slots::words,
 };
 use crate::{
@@ -26,20 +28,20 @@ use crate::{
     error::Error,
     error_kind::ErrorKind,
     lock::lock,
-    rendezvous::protocol::Readiness,
-    sharing::{Offer, Outcome},
+    rendezvous::protocol::SharingReadiness,
+    sharing::{Offer, OpeningOutcome},
 };
 
 /// The prepared contribution of this rank to an agreement.
-struct Candidate {
-    record: Record,
+struct PreparedRecord {
+    record: ExchangeRecord,
     /// This rank's memory that peers access. The other ranks can open it until this value is dropped.
     offer: Offer,
     slots: Range<usize>,
 }
 
 /// The input from which this rank makes its plan or regions after an agreement has succeeded.
-pub(super) struct Met<'a> {
+pub(super) struct AgreedExchange<'a> {
     /// Prefix of the agreement's store keys.
     pub(super) key: &'a str,
     /// Name of the plan, or of the set of regions.
@@ -53,7 +55,7 @@ pub(super) struct Met<'a> {
     opened: &'a Open,
 }
 
-impl Met<'_> {
+impl AgreedExchange<'_> {
     /// The prefix of the agreement's store keys, and the name and generation of the plan or regions.
     pub(super) fn name(&self) -> (&str, &str, u64) {
         (self.key, self.plan, self.agreement.generation)
@@ -86,7 +88,7 @@ impl Exchange {
         transfers: &[Transfer],
     ) -> Result<Plan, Error> {
         let contribution = Contribution::Transfers(transfers);
-        self.meet(members, plan, &contribution, |met| self.agreed(met, transfers))
+        self.meet(members, plan, &contribution, |agreed| self.build_plan(agreed, transfers))
     }
 
     /// Agrees with the other `members` (ranks within the group), and opens their memory. Then `build` makes this rank's
@@ -97,9 +99,9 @@ impl Exchange {
         members: &[usize],
         plan: &str,
         contribution: &Contribution<'_>,
-        build: impl FnOnce(&Met<'_>) -> Option<R>,
+        build: impl FnOnce(&AgreedExchange<'_>) -> Option<R>,
     ) -> Result<R, Error> {
-        let Owner { shared, prefix, numbers, .. } = &*self.owner;
+        let ExchangeState { shared, prefix, numbers, .. } = &*self.owner;
         let info = &shared.info;
         let call = info.call(contribution.operation()).of_plan(plan);
         let ranks = self.ranks_of(members).ok_or_else(|| {
@@ -118,26 +120,26 @@ impl Exchange {
         // Keeps open every allocation that the record reports as open, because the agreement does not open it again.
         let held = shared.handles.held();
         let slots = self.take_slots(contribution.slots(ranks.len()));
-        let (record, candidate) = self.record_or_cause(plan, contribution, &held, &slots);
+        let (record, prepared) = self.record_or_cause(plan, contribution, &held, &slots);
         let others: Vec<u32> = ranks.iter().copied().filter(|rank| *rank != shared.rank()).collect();
         let mut opened = Open::new();
-        let result = self.run(&key, ranks, record, candidate.as_ref(), &mut opened);
+        let result = self.run(&key, ranks, record, prepared.as_ref(), &mut opened);
         drop(number);
         let is_refused_by_all = is_same_on_all(&result);
         let built = result.map(|agreement| {
-            let (agreement, candidate) = agreement.as_ref().zip(candidate.as_ref())?;
+            let (agreement, prepared) = agreement.as_ref().zip(prepared.as_ref())?;
             opened.iter().for_each(|(key, imported)| shared.handles.note(*key, imported));
-            let slots = candidate.slots.clone();
-            build(&Met { key: &key, plan, slots, agreement, held: &held, opened: &opened })
+            let slots = prepared.slots.clone();
+            build(&AgreedExchange { key: &key, plan, slots, agreement, held: &held, opened: &opened })
         });
         let (ending, failure) = match built {
             Ok(Some(built)) => return Ok(built),
-            Ok(None) => (Ending::OutOfStep, None),
-            Err(failed) => (Ending::of_meeting(failed.ending), failed.store),
+            Ok(None) => (ExchangeEnding::OutOfStep, None),
+            Err(failed) => (ExchangeEnding::of_meeting(failed.ending), failed.store),
         };
-        if let Some(candidate) = &candidate {
-            let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
-            self.let_go(&key, candidate, contribution, &others, opened, is_nobodys);
+        if let Some(prepared) = &prepared {
+            let is_nobodys = is_refused_by_all && matches!(ending, ExchangeEnding::Refused(_));
+            self.let_go(&key, prepared, contribution, &others, opened, is_nobodys);
         }
         let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
@@ -161,15 +163,15 @@ impl Exchange {
         places.iter().map(|place| info.global_ranks().get(*place).copied()).collect()
     }
 
-    /// Prepares this rank's record and its [`Candidate`]. If that fails, frees the slots, and returns a record with the
-    /// cause and no candidate: the rank takes part in the agreement, so that the others do not wait for it.
+    /// Prepares this rank's record and its [`PreparedRecord`]. If that fails, frees the slots, and returns a record
+    /// with the cause and none: the rank takes part in the agreement, so that the others do not wait for it.
     fn record_or_cause(
         &self,
         plan: &str,
         contribution: &Contribution<'_>,
         held: &Open,
         slots: &Result<Range<usize>, ErrorKind>,
-    ) -> (Record, Option<Candidate>) {
+    ) -> (ExchangeRecord, Option<PreparedRecord>) {
         let prepared = match slots {
             Ok(slots) => {
                 let prepared = self.prepare(plan, contribution, held, slots);
@@ -178,10 +180,11 @@ impl Exchange {
             Err(none) => Err(none.to_string()),
         };
         match prepared {
-            Ok(candidate) => (candidate.record.clone(), Some(candidate)),
+            Ok(prepared) => (prepared.record.clone(), Some(prepared)),
             Err(cause) => {
-                let readiness = Readiness::Failed { cause };
-                let record = Record { readiness, regions: contribution.nothing(), ..self.record(plan) };
+                let readiness = SharingReadiness::Failed { cause };
+                let record =
+                    ExchangeRecord { readiness, regions: contribution.nothing(), ..self.record(plan) };
                 (record, None)
             }
         }
@@ -194,23 +197,23 @@ impl Exchange {
         &self,
         key: &str,
         ranks: Vec<u32>,
-        record: Record,
-        candidate: Option<&Candidate>,
+        record: ExchangeRecord,
+        prepared: Option<&PreparedRecord>,
         opened: &mut Open,
     ) -> Result<Option<Agreement>, Box<Failed<ExchangeProtocol>>> {
-        let Owner { shared, options, .. } = &*self.owner;
+        let ExchangeState { shared, options, .. } = &*self.owner;
         let info = &shared.info;
         let mut acted = None;
         let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
             acted = Some(agreement.clone());
             let place = agreement.records.iter().position(|record| record.rank == shared.rank());
-            let (Some(candidate), Some(place)) = (candidate, place) else {
-                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
+            let (Some(prepared), Some(place)) = (prepared, place) else {
+                return OpeningOutcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match exports::open(&shared.context, &candidate.offer, place, &agreement.records, deadline) {
+            match exports::open(&shared.context, &prepared.offer, place, &agreement.records, deadline) {
                 Ok(all) => {
                     *opened = all;
-                    Outcome::Mapped
+                    OpeningOutcome::Mapped
                 }
                 Err(outcome) => outcome,
             }
@@ -228,14 +231,14 @@ impl Exchange {
     }
 
     fn take_slots(&self, wanted: usize) -> Result<Range<usize>, ErrorKind> {
-        let Owner { shared, options, .. } = &*self.owner;
+        let ExchangeState { shared, options, .. } = &*self.owner;
         let (mut slots, channels) = (shared.slots(), options.channels);
         let free = slots.free();
         slots.take(wanted).ok_or(ErrorKind::NoChannels { wanted, free, channels })
     }
 
-    /// Prepares this rank's [`Candidate`]. First waits until the transfers of the last plan or regions of this name
-    /// have ended, for at most an eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then
+    /// Prepares this rank's [`PreparedRecord`]. First waits until the transfers of the last plan or regions of this
+    /// name have ended, for at most an eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then
     /// zeroes the slots, exports the memory, and makes the record. If a step fails or the wait times out, returns the
     /// cause.
     fn prepare(
@@ -244,8 +247,8 @@ impl Exchange {
         contribution: &Contribution<'_>,
         held: &Open,
         slots: &Range<usize>,
-    ) -> Result<Candidate, String> {
-        let Owner { shared, options, .. } = &*self.owner;
+    ) -> Result<PreparedRecord, String> {
+        let ExchangeState { shared, options, .. } = &*self.owner;
         let patience = Deadline::after(options.deadline / 8);
         let last = self.named(plan).last;
         let mut last = last.iter().filter_map(Weak::upgrade);
@@ -261,18 +264,18 @@ impl Exchange {
         record.held = held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect();
         let filled = contribution.fill(&mut record, &pieces, slots, shared.info.global_ranks());
         filled.ok_or_else(|| "the memory is not among that offered".to_owned())?;
-        Ok(Candidate { record, offer, slots: slots.clone() })
+        Ok(PreparedRecord { record, offer, slots: slots.clone() })
     }
 
     /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller
     /// fills them.
-    fn record(&self, plan: &str) -> Record {
-        let Owner { shared, options, rendezvous, .. } = &*self.owner;
-        Record {
+    fn record(&self, plan: &str) -> ExchangeRecord {
+        let ExchangeState { shared, options, rendezvous, .. } = &*self.owner;
+        ExchangeRecord {
             rank: shared.rank(),
             plan: plan.to_owned(),
             generation: self.named(plan).generations.next(),
-            readiness: Readiness::Ready,
+            readiness: SharingReadiness::Ready,
             site: rendezvous.inner.group.site.clone(),
             channels: u32::try_from(options.channels).unwrap_or(u32::MAX),
             exports: Vec::new(),
@@ -282,37 +285,42 @@ impl Exchange {
         }
     }
 
-    fn named(&self, plan: &str) -> Named {
+    fn named(&self, plan: &str) -> NameState {
         let mut plans = lock(&self.owner.plans);
-        let Named { generations, last } = plans.entry(plan.to_owned()).or_default();
-        Named { generations: generations.clone(), last: last.clone() }
+        let NameState { generations, last } = plans.entry(plan.to_owned()).or_default();
+        NameState { generations: generations.clone(), last: last.clone() }
     }
 
     /// Builds the agreed plan. Returns `None` if the agreement does not fit this rank's transfers, or if an allocation
     /// that they access is not open.
-    fn agreed(&self, met: &Met<'_>, transfers: &[Transfer]) -> Option<Plan> {
+    fn build_plan(&self, agreed: &AgreedExchange<'_>, transfers: &[Transfer]) -> Option<Plan> {
         let shared = &self.owner.shared;
-        let routes = met.agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
+        let routes =
+            agreed.agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
         let mut imports = Open::new();
-        let (mut wires, mut ends) = (Vec::new(), Vec::new());
-        for ((transfer, slot), route) in transfers.iter().zip(met.slots.clone()).zip(routes) {
-            let copies = copies(met, transfer, &route, &mut imports)?;
+        let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
+        for ((transfer, slot), route) in transfers.iter().zip(agreed.slots.clone()).zip(routes) {
+            let copies = copies(agreed, transfer, &route, &mut imports)?;
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
-            wires.push(TransferEndpoint::new(route.peer, own, theirs));
+            endpoints.push(TransferEndpoint::new(route.peer, own, theirs));
             ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), copies });
         }
         let memory = Contribution::Transfers(transfers).memory();
-        let core = self.core(met.name(), met.slots.clone(), wires, memory, imports, false);
-        self.made_current(met, [&core]);
+        let core = self.core(agreed.name(), agreed.slots.clone(), endpoints, memory, imports, false);
+        self.made_current(agreed, [&core]);
         Some(Plan::new(self.owner.clone(), core, ends))
     }
 
     /// Records the agreed plan, or the agreed regions, as current for their name.
-    pub(super) fn made_current<'a>(&self, met: &Met<'_>, cores: impl IntoIterator<Item = &'a Arc<Core>>) {
+    pub(super) fn made_current<'a>(
+        &self,
+        agreed: &AgreedExchange<'_>,
+        cores: impl IntoIterator<Item = &'a Arc<Core>>,
+    ) {
         let mut plans = lock(&self.owner.plans);
-        let named = plans.entry(met.plan.to_owned()).or_default();
-        named.generations.agreed(met.agreement.generation);
+        let named = plans.entry(agreed.plan.to_owned()).or_default();
+        named.generations.agreed(agreed.agreement.generation);
         named.last = cores.into_iter().map(Arc::downgrade).collect();
     }
 
@@ -322,7 +330,7 @@ impl Exchange {
         &self,
         (key, plan, generation): (&str, &str, u64),
         slots: Range<usize>,
-        wires: Vec<TransferEndpoint>,
+        endpoints: Vec<TransferEndpoint>,
         memory: Vec<Memory>,
         imports: Open,
         is_regions: bool,
@@ -333,7 +341,7 @@ impl Exchange {
             current: self.named(plan).generations,
             key: key.to_owned(),
             slots,
-            wires,
+            endpoints,
             memory,
             is_regions,
         };
@@ -355,14 +363,14 @@ impl Exchange {
     fn let_go(
         &self,
         key: &str,
-        candidate: &Candidate,
+        prepared: &PreparedRecord,
         contribution: &Contribution<'_>,
         others: &[u32],
         opened: Open,
         is_nobodys: bool,
     ) {
         let shared = &self.owner.shared;
-        let (mut slots, mut peers, mut memory) = (candidate.slots.clone(), Vec::new(), Vec::new());
+        let (mut slots, mut peers, mut memory) = (prepared.slots.clone(), Vec::new(), Vec::new());
         if is_nobodys {
             shared.slots().give_back(std::mem::take(&mut slots));
             if opened.is_empty() {
@@ -372,12 +380,12 @@ impl Exchange {
             peers = contribution.peers(others, shared.info.global_ranks());
             memory = contribution.memory();
         }
-        let wires = slots.clone().zip(peers).map(|(slot, peer)| {
+        let endpoints = slots.clone().zip(peers).map(|(slot, peer)| {
             let own = words(shared.slab(), slot);
             TransferEndpoint::new(peer, own, own)
         });
-        let Record { plan, generation, .. } = &candidate.record;
-        let core = self.core((key, plan, *generation), slots, wires.collect(), memory, opened, false);
+        let ExchangeRecord { plan, generation, .. } = &prepared.record;
+        let core = self.core((key, plan, *generation), slots, endpoints.collect(), memory, opened, false);
         shared.closer.close(core);
     }
 }
@@ -385,14 +393,19 @@ impl Exchange {
 /// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not
 /// span two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies.
 /// Returns `None` if an allocation is not open.
-fn copies(met: &Met<'_>, transfer: &Transfer, route: &Route, imports: &mut Open) -> Option<Vec<RangeCopy>> {
+fn copies(
+    agreed: &AgreedExchange<'_>,
+    transfer: &Transfer,
+    route: &Route,
+    imports: &mut Open,
+) -> Option<Vec<RangeCopy>> {
     let direction = match transfer.part {
         Part::PutInitiator => Direction::Put,
         _ => Direction::Get,
     };
     let mut own = transfer.memory.ptr();
     let mut copy = |piece: &RemotePiece| {
-        let remote = met.import(route.peer, piece.id, imports)? + piece.offset;
+        let remote = agreed.import(route.peer, piece.id, imports)? + piece.offset;
         let bytes = usize::try_from(piece.bytes).ok()?;
         let copy = RangeCopy::new(direction, own, remote, bytes);
         own = own + bytes;

@@ -225,7 +225,7 @@ impl Memory {
 
     /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
     /// Returns `None` if the memory lies in a retired segment of a pool.
-    pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
+    pub(super) fn pieces(&self) -> Option<Vec<MemorySpan>> {
         let owned = match &self.backing {
             Backing::Virtual(buffer) => {
                 let allocation = buffer.allocation()?;
@@ -235,7 +235,7 @@ impl Memory {
                     _ => return None,
                 };
                 let (whole, offset) = (allocation.bytes, buffer.offset() + self.offset);
-                return Some(vec![Piece {
+                return Some(vec![MemorySpan {
                     id,
                     whole,
                     offset,
@@ -253,14 +253,14 @@ impl Memory {
             let bytes = until.offset_from(from).filter(|bytes| *bytes > 0)? as usize;
             let offset = from.offset_from(allocation.base)? as usize;
             let (id, whole) = (AllocationId::Own { number: allocation.number.0 }, allocation.bytes);
-            Some(Piece { id, whole, offset, bytes, memory: self.clone(), at })
+            Some(MemorySpan { id, whole, offset, bytes, memory: self.clone(), at })
         };
         Some(owned.allocations.iter().enumerate().filter_map(piece).collect())
     }
 }
 
 /// The part of a [`Memory`] that lies in one allocation. Keeps the memory alive.
-pub(super) struct Piece {
+pub(super) struct MemorySpan {
     pub(super) id: AllocationId,
     /// Length of the whole allocation in bytes.
     pub(super) whole: usize,
@@ -273,7 +273,7 @@ pub(super) struct Piece {
     at: usize,
 }
 
-impl Piece {
+impl MemorySpan {
     /// Returns the allocation as a value that [`sharing`](crate::sharing) can export. Fails with a description if the
     /// allocation is a retired segment of a pool, or if copy engines cannot access it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {

@@ -173,11 +173,11 @@ const OPERATION: &str = "exchange";
 /// One member's handle for the one-sided transfers of a group. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Exchange {
-    owner: Arc<Owner>,
+    owner: Arc<ExchangeState>,
 }
 
 /// The state of an [`Exchange`]. Shared by the clones of the exchange, and by its plans and regions.
-struct Owner {
+struct ExchangeState {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
@@ -186,25 +186,25 @@ struct Owner {
     /// For each set of ranks, the number of the set's next agreement. The lock of the number is held during the
     /// agreement, so the agreements of one set run one at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
-    plans: Mutex<HashMap<String, Named>>,
+    plans: Mutex<HashMap<String, NameState>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The current generation (see [`Generations`]) of one plan name, and the state of the last plan or regions agreed
 /// under that name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
 #[derive(Debug, Default)]
-struct Named {
+struct NameState {
     generations: Generations,
     last: Vec<Weak<Core>>,
 }
 
-impl fmt::Debug for Owner {
+impl fmt::Debug for ExchangeState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Exchange({:?})", self.shared.info)
     }
 }
 
-impl Drop for Owner {
+impl Drop for ExchangeState {
     /// Lets the exchange's threads end. They first wait for the transfers under way and close the dropped plans.
     fn drop(&mut self) {
         self.shared.closer.stop();
@@ -243,7 +243,7 @@ impl Exchange {
         let slab = rendezvous.rendezvous(&slab).map_err(|error| call.error(error.into_kind()))?;
         let prefix = rendezvous.prefix(&slab).ok_or_else(|| call.error(ErrorKind::OutOfStep))?;
         let shared = Arc::new(Shared::new(info, context, slab, tools, options));
-        let owner = Owner {
+        let owner = ExchangeState {
             shared: shared.clone(),
             rendezvous: rendezvous.clone(),
             options,

@@ -13,7 +13,7 @@ use cuda_driver::{
 };
 
 use super::{
-    Awaited, Fault, Memory, Owner, Part, TransferError,
+    Awaited, ExchangeState, Fault, Memory, Part, TransferError,
     copy::RangeCopy,
     core::{Core, TransferEndpoint},
     quiet,
@@ -75,8 +75,8 @@ pub struct Plan {
 
 struct PlanState {
     core: Arc<Core>,
-    owner: Arc<Owner>,
-    /// This rank's end of each transfer, in the order of `core.wires`.
+    owner: Arc<ExchangeState>,
+    /// This rank's end of each transfer, in the order of `core.endpoints`.
     ends: Vec<TransferEnd>,
 }
 
@@ -97,7 +97,7 @@ impl Drop for PlanState {
 }
 
 /// One operation that a call enqueues on a stream.
-enum Step {
+enum StreamStep {
     Wait,
     /// Resets this rank's toggle to 0. Only in a graph: otherwise signals are counts, which need no reset.
     Reset,
@@ -106,13 +106,13 @@ enum Step {
 }
 
 /// The steps of `put` and `get`.
-const COPY: &[Step] = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
+const COPY: &[StreamStep] = &[StreamStep::Wait, StreamStep::Reset, StreamStep::Copy, StreamStep::Signal];
 
 /// The roles of the end that does not copy. It calls `ready` and `wait`.
 const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
 
 impl Plan {
-    pub(super) fn new(owner: Arc<Owner>, core: Arc<Core>, ends: Vec<TransferEnd>) -> Self {
+    pub(super) fn new(owner: Arc<ExchangeState>, core: Arc<Core>, ends: Vec<TransferEnd>) -> Self {
         Self { inner: Arc::new(PlanState { core, owner, ends }) }
     }
 
@@ -132,7 +132,7 @@ impl Plan {
     /// Number of transfers.
     #[must_use]
     pub fn transfers(&self) -> usize {
-        self.inner.core.wires.len()
+        self.inner.core.endpoints.len()
     }
 
     /// Signals to the peer of transfer `at` that it may copy: into this rank's buffer for a put, from this rank's
@@ -149,7 +149,7 @@ impl Plan {
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
     /// not called for the previous round (not checked in a capture), `StalePlan`, `Fault`, and `Driver`.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
-        self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
+        self.enqueue(at, stream, ("ready", PASSIVE), &[StreamStep::Signal], None)
     }
 
     /// Copies this rank's buffer of transfer `at` to the peer, once the peer is [ready](Self::ready).
@@ -191,7 +191,7 @@ impl Plan {
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
     pub unsafe fn wait(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let awaited = Some((Awaited::Done, deadline));
-        self.enqueue(at, stream, ("wait", PASSIVE), &[Step::Wait, Step::Reset], awaited)
+        self.enqueue(at, stream, ("wait", PASSIVE), &[StreamStep::Wait, StreamStep::Reset], awaited)
     }
 
     /// Sets a deadline for the work enqueued on `stream` so far. Call this after each launch of a graph that captures
@@ -262,13 +262,13 @@ impl Plan {
         at: usize,
         stream: &Stream,
         (asked, expected): (&'static str, &'static [Part]),
-        steps: &[Step],
+        steps: &[StreamStep],
         wait: Option<(Awaited, Duration)>,
     ) -> Result<(), TransferError> {
         let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
-        let transfers = core.wires.len();
-        let both = core.wires.get(at).zip(self.inner.ends.get(at));
-        let (wire, end) = both.ok_or(TransferError::NoSuchTransfer { at, transfers })?;
+        let transfers = core.endpoints.len();
+        let both = core.endpoints.get(at).zip(self.inner.ends.get(at));
+        let (endpoint, end) = both.ok_or(TransferError::NoSuchTransfer { at, transfers })?;
         if !expected.contains(&end.part) {
             return Err(TransferError::WrongPart { at, asked, expected, found: end.part });
         }
@@ -276,12 +276,12 @@ impl Plan {
         if stream.capture_status()? != CaptureStatus::None {
             core.captured.store(true, Ordering::Release);
             graph_memory::note(stream, [(end.memory.ptr(), end.memory.bytes() as u64)])?;
-            return steps.iter().try_for_each(|step| Ok(run(step, (wire, end), stream, None)?));
+            return steps.iter().try_for_each(|step| Ok(run(step, (endpoint, end), stream, None)?));
         }
         let _gate = quiet::enqueueing();
         let begins = !matches!(asked, "wait");
         // Locked until the event `done` is recorded: the steps of two threads must not interleave.
-        let mut turn = wire.turn();
+        let mut turn = endpoint.turn();
         if !end.part.copies() && turn.offered == begins {
             let expected = if begins { "wait" } else { "ready" };
             return Err(TransferError::OutOfTurn { at, asked, expected });
@@ -294,9 +294,9 @@ impl Plan {
             stream.wait(event)?;
         }
         if wait.is_some() {
-            wire.awaited.store(round, Ordering::Release);
+            endpoint.awaited.store(round, Ordering::Release);
         }
-        self.enqueue_round(at, (wire, end), steps, round, stream, &done)?;
+        self.enqueue_round(at, (endpoint, end), steps, round, stream, &done)?;
         (turn.round, turn.offered) = (round, !end.part.copies() && begins);
         let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
         drop(turn);
@@ -312,7 +312,7 @@ impl Plan {
         &self,
         at: usize,
         ends: (&TransferEndpoint, &TransferEnd),
-        steps: &[Step],
+        steps: &[StreamStep],
         round: u32,
         stream: &Stream,
         done: &Arc<Event>,
@@ -350,12 +350,12 @@ impl fmt::Debug for Plan {
 /// Enqueues one step. If `round` is `Some`, waits and signals use the count words, with this number. If `round` is
 /// `None`, the stream captures the step, and waits and signals use the toggle words.
 fn run(
-    step: &Step,
-    (wire, end): (&TransferEndpoint, &TransferEnd),
+    step: &StreamStep,
+    (endpoint, end): (&TransferEndpoint, &TransferEnd),
     stream: &Stream,
     round: Option<u32>,
 ) -> Result<(), cuda_driver::Error> {
-    let (own, theirs) = (&wire.own, &wire.theirs);
+    let (own, theirs) = (&endpoint.own, &endpoint.theirs);
     // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. The caller has
     // promised that a graph is not launched after the plan is dropped. The buffers stay mapped too: the watch thread
     // keeps the plan alive until the operation has ended, and the plan holds this rank's buffer and the mappings of the
@@ -363,13 +363,15 @@ fn run(
     // caller ensures that no other code accesses the buffers in conflict with the copies.
     unsafe {
         match (step, round) {
-            (Step::Wait, Some(round)) => stream.wait_value32(own.count, WaitCondition::GreaterOrEqual, round),
-            (Step::Wait, None) => stream.wait_value32(own.toggle, WaitCondition::Equal, 1),
-            (Step::Reset, Some(_)) => Ok(()),
-            (Step::Reset, None) => stream.write_value32(own.toggle, 0),
-            (Step::Copy, _) => end.copies.iter().try_for_each(|copy| copy.enqueue(stream)),
-            (Step::Signal, Some(round)) => stream.write_value32(theirs.count, round),
-            (Step::Signal, None) => stream.write_value32(theirs.toggle, 1),
+            (StreamStep::Wait, Some(round)) => {
+                stream.wait_value32(own.count, WaitCondition::GreaterOrEqual, round)
+            }
+            (StreamStep::Wait, None) => stream.wait_value32(own.toggle, WaitCondition::Equal, 1),
+            (StreamStep::Reset, Some(_)) => Ok(()),
+            (StreamStep::Reset, None) => stream.write_value32(own.toggle, 0),
+            (StreamStep::Copy, _) => end.copies.iter().try_for_each(|copy| copy.enqueue(stream)),
+            (StreamStep::Signal, Some(round)) => stream.write_value32(theirs.count, round),
+            (StreamStep::Signal, None) => stream.write_value32(theirs.toggle, 1),
         }
     }
 }

@@ -223,14 +223,14 @@ impl Mirror {
     /// that has dropped its regions also counts as one that has given up, if this rank waits for a notification that
     /// the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
-        let mut slots = core.slots.clone().zip(&core.wires);
-        let abandoned = slots.find(|(slot, wire)| {
-            let awaited = wire.awaited.load(Ordering::Acquire);
+        let mut slots = core.slots.clone().zip(&core.endpoints);
+        let abandoned = slots.find(|(slot, endpoint)| {
+            let awaited = endpoint.awaited.load(Ordering::Acquire);
             let waits_in_vain =
                 || self.has_left(*slot) && (self.count(*slot).wrapping_sub(awaited) as i32) < 0;
             self.word(*slot, 2) != 0 || waits_in_vain()
         });
-        abandoned.map(|(_, wire)| wire.peer)
+        abandoned.map(|(_, endpoint)| endpoint.peer)
     }
 
     /// Returns the count word of a slot (see [`SLOT_BYTES`]).

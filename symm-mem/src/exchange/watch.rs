@@ -81,7 +81,7 @@ impl Watched {
 
 /// State of the watch thread.
 pub(super) struct Watch {
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
     /// Host copy of this rank's slots.
     glance: Mirror,
@@ -90,7 +90,7 @@ pub(super) struct Watch {
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// Operations under way, in the order of the calls of [`Watch::begin`].
     watched: Vec<Watched>,
     /// Failed plans that [`give_up`] has not handled yet, or must handle again.
@@ -102,7 +102,7 @@ struct State {
     stopping: bool,
 }
 
-impl State {
+impl WatchState {
     fn is_quiet(&self) -> bool {
         self.watched.is_empty() && self.failed.is_empty()
     }
@@ -120,7 +120,7 @@ impl Watch {
         Self { state: Mutex::default(), changed: Condvar::new(), glance, glanced }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn tell(&self, change: impl FnOnce(&mut WatchState)) {
         let mut state = lock(&self.state);
         change(&mut state);
         if std::mem::take(&mut state.idle) {
@@ -260,7 +260,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         let fault = match (&over, late, wait) {
             (Some(error), ..) => Some(Fault::GroupOver { cause: error.to_string() }),
             (None, true, Some((transfer, awaited))) => {
-                let peer = watched.core.wires.get(transfer).map_or(u32::MAX, |wire| wire.peer);
+                let peer = watched.core.endpoints.get(transfer).map_or(u32::MAX, |endpoint| endpoint.peer);
                 Some(Fault::Late { transfer, peer, awaited, waited })
             }
             _ => None,
@@ -339,20 +339,20 @@ fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> b
     if !core.told.load(Ordering::Acquire) {
         // SAFETY: `word` is a word of a peer's slot. The peers' slots stay mapped as long as `shared` lives.
         let tell = |word| unsafe { shared.control.write_value32(word, 1) };
-        if core.wires.iter().map(|wire| wire.theirs.abort).try_for_each(tell).is_err() {
+        if core.endpoints.iter().map(|endpoint| endpoint.theirs.abort).try_for_each(tell).is_err() {
             return under_way;
         }
         core.told.store(true, Ordering::Release);
     }
-    for wire in &core.wires {
-        let awaited = wire.awaited.load(Ordering::Acquire);
+    for endpoint in &core.endpoints {
+        let awaited = endpoint.awaited.load(Ordering::Acquire);
         // The stream runs this write after the writes to the peers, because it is the same stream. If the write cannot
         // be enqueued, the next call of this function repeats it.
         // SAFETY: `own.count` is a word of this rank's slots, which stay mapped as long as `shared` lives.
-        let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
+        let _ = unsafe { shared.control.write_value32(endpoint.own.count, awaited) };
         if core.captured.load(Ordering::Acquire) {
             // SAFETY: as above, for `own.toggle`.
-            let _ = unsafe { shared.control.write_value32(wire.own.toggle, 1) };
+            let _ = unsafe { shared.control.write_value32(endpoint.own.toggle, 1) };
         }
     }
     under_way

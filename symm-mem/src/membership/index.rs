@@ -39,7 +39,7 @@ impl Index {
     pub(crate) fn of(table: &Table, version: u64) -> Self {
         let begins = table.ranges.iter().map(|range| range.begin).collect();
         let rest = table.ranges.iter().map(|range| (range.end, range.ordinal)).collect();
-        let groups = table.groups.iter().map(|(id, it)| (*id, it.standings.clone())).collect();
+        let groups = table.groups.iter().map(|(id, it)| (*id, it.states.clone())).collect();
         Self { version, begins, rest, groups }
     }
 
@@ -57,10 +57,10 @@ impl Index {
     }
 
     #[inline]
-    fn standing(&self, ordinal: u32, group: GroupId) -> RegistrationState {
+    fn state(&self, ordinal: u32, group: GroupId) -> RegistrationState {
         let of_group = self.groups.iter().find(|(id, _)| *id == group);
-        let standing = of_group.and_then(|(_, standings)| standings.get(ordinal as usize));
-        standing.copied().unwrap_or(RegistrationState::Pending)
+        let state = of_group.and_then(|(_, states)| states.get(ordinal as usize));
+        state.copied().unwrap_or(RegistrationState::Pending)
     }
 
     #[inline]
@@ -71,8 +71,8 @@ impl Index {
         group: GroupId,
     ) -> Result<Option<BufferLocation>, LookupError> {
         let Some(placement) = self.place(address, bytes)? else { return Ok(None) };
-        let standing = self.standing(placement.ordinal, group);
-        Ok(Some(BufferLocation { placement, standing }))
+        let state = self.state(placement.ordinal, group);
+        Ok(Some(BufferLocation { placement, state }))
     }
 
     /// Returns the segment of the `bytes` bytes at `address`, and their offset in it. `None` if they do not begin in a
@@ -146,7 +146,7 @@ impl Published {
     }
 
     /// Publishes `table`, which the caller has made from the current table. The caller must hold the lock of the pool's
-    /// arena ([`Memory::arena`](crate::pool::Memory::arena)) while it makes and publishes the table, so that no
+    /// arena ([`PoolMemory::arena`](crate::pool::PoolMemory::arena)) while it makes and publishes the table, so that no
     /// concurrent update is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);

@@ -42,7 +42,7 @@ pub struct BufferLocation {
     /// Segment and offset of the address, equal on all ranks of the domain.
     pub placement: Placement,
     /// State of this segment in the group of the look-up.
-    pub standing: RegistrationState,
+    pub state: RegistrationState,
 }
 
 /// Error of a look-up.
@@ -75,8 +75,8 @@ pub(super) struct SegmentRange {
 
 /// States of a pool's segments in a group, by ordinal.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Standings {
-    pub(super) standings: Vec<RegistrationState>,
+pub(crate) struct SegmentStates {
+    pub(super) states: Vec<RegistrationState>,
     /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
@@ -84,16 +84,16 @@ pub(crate) struct Standings {
     pub(crate) peers: Option<Arc<PeerGroup>>,
 }
 
-impl Standings {
+impl SegmentStates {
     /// Sets the state of segment `ordinal`. `window` has the segment's window, and the segment's offset in the window
     /// in bytes.
-    pub(crate) fn enter(&mut self, ordinal: u32, standing: RegistrationState, window: Option<(Window, u64)>) {
+    pub(crate) fn enter(&mut self, ordinal: u32, state: RegistrationState, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
-        if self.standings.len() <= at {
-            self.standings.resize(at + 1, RegistrationState::Pending);
+        if self.states.len() <= at {
+            self.states.resize(at + 1, RegistrationState::Pending);
             self.windows.resize(at + 1, None);
         }
-        self.standings[at] = standing;
+        self.states[at] = state;
         self.windows[at] = window;
     }
 
@@ -105,8 +105,8 @@ impl Standings {
         registered: Vec<(u32, Arc<PlainRegistration>)>,
     ) {
         for ordinal in ordinals {
-            if let Some(standing) = self.standings.get_mut(ordinal as usize) {
-                *standing = RegistrationState::Registered;
+            if let Some(state) = self.states.get_mut(ordinal as usize) {
+                *state = RegistrationState::Registered;
             }
         }
         self.registered.extend(registered);
@@ -114,12 +114,12 @@ impl Standings {
 
     /// Number of segments that are committed for the group.
     pub(crate) fn committed(&self) -> usize {
-        self.standings.iter().filter(|standing| **standing != RegistrationState::Pending).count()
+        self.states.iter().filter(|state| **state != RegistrationState::Pending).count()
     }
 
     /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
-        let mut serials: Vec<u64> = self.standings.iter().filter_map(RegistrationState::serial).collect();
+        let mut serials: Vec<u64> = self.states.iter().filter_map(RegistrationState::serial).collect();
         // Equal serials are adjacent: the segments of a window have consecutive ordinals, except for retired segments
         // between them. `filter_map` has removed these, because they have no serial.
         serials.dedup();
@@ -129,14 +129,14 @@ impl Standings {
     /// The segments in the window of segment `ordinal`, including this segment. Empty if this segment has no window.
     fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
         let own = self.at(ordinal).serial();
-        let shares = move |standing: &RegistrationState| own.is_some() && standing.serial() == own;
-        (0..).zip(&self.standings).filter(move |(_, standing)| shares(standing)).map(|(ordinal, _)| ordinal)
+        let shares = move |state: &RegistrationState| own.is_some() && state.serial() == own;
+        (0..).zip(&self.states).filter(move |(_, state)| shares(state)).map(|(ordinal, _)| ordinal)
     }
 
     /// Resets segment `ordinal` to [`RegistrationState::Pending`].
     pub(crate) fn remove(&mut self, ordinal: u32) {
-        if let Some(standing) = self.standings.get_mut(ordinal as usize) {
-            *standing = RegistrationState::Pending;
+        if let Some(state) = self.states.get_mut(ordinal as usize) {
+            *state = RegistrationState::Pending;
         }
         if let Some(window) = self.windows.get_mut(ordinal as usize) {
             *window = None;
@@ -145,7 +145,7 @@ impl Standings {
     }
 
     fn at(&self, ordinal: u32) -> RegistrationState {
-        self.standings.get(ordinal as usize).copied().unwrap_or(RegistrationState::Pending)
+        self.states.get(ordinal as usize).copied().unwrap_or(RegistrationState::Pending)
     }
 }
 
@@ -154,7 +154,7 @@ impl Standings {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(super) ranges: Vec<SegmentRange>,
-    pub(super) groups: Vec<(GroupId, Standings)>,
+    pub(super) groups: Vec<(GroupId, SegmentStates)>,
     /// The poisoned groups, each with the reason.
     poisoned: Vec<(GroupId, Poison)>,
 }
@@ -172,16 +172,16 @@ impl Table {
     pub(crate) fn without_segments(&self, ordinals: &[u32]) -> Self {
         let mut table = self.clone();
         table.ranges.retain(|range| !ordinals.contains(&range.ordinal));
-        for (_, standings) in &mut table.groups {
-            ordinals.iter().for_each(|ordinal| standings.remove(*ordinal));
+        for (_, states) in &mut table.groups {
+            ordinals.iter().for_each(|ordinal| states.remove(*ordinal));
         }
         table
     }
 
-    /// Returns the table in which the segments of `group` have `standings`.
-    pub(crate) fn with_group(&self, group: GroupId, standings: Standings) -> Self {
+    /// Returns the table in which the segments of `group` have `states`.
+    pub(crate) fn with_group(&self, group: GroupId, states: SegmentStates) -> Self {
         let mut table = self.without_group(group);
-        table.groups.push((group, standings));
+        table.groups.push((group, states));
         table
     }
 
@@ -204,13 +204,13 @@ impl Table {
     }
 
     /// States of the pool's segments in `group`. `None` if the group has no commit, is poisoned, or was forgotten.
-    pub(crate) fn standings(&self, group: GroupId) -> Option<&Standings> {
-        self.groups.iter().find(|(id, _)| *id == group).map(|(_, standings)| standings)
+    pub(crate) fn states(&self, group: GroupId) -> Option<&SegmentStates> {
+        self.groups.iter().find(|(id, _)| *id == group).map(|(_, states)| states)
     }
 
     /// The groups for which segment `ordinal` is committed.
     pub(crate) fn groups_of(&self, ordinal: u32) -> impl Iterator<Item = GroupId> + '_ {
-        let has = move |(id, it): &(GroupId, Standings)| {
+        let has = move |(id, it): &(GroupId, SegmentStates)| {
             (it.at(ordinal) != RegistrationState::Pending).then_some(*id)
         };
         self.groups.iter().filter_map(has)
@@ -218,12 +218,12 @@ impl Table {
 
     /// The window of `group` that contains segment `ordinal`, and the segment's offset in the window in bytes.
     pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
-        self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
+        self.states(group)?.windows.get(ordinal as usize)?.as_ref()
     }
 
     /// The registration (`ncclCommRegister`) of segment `ordinal` with the communicator of `group`, if there is one.
     pub(crate) fn registered(&self, ordinal: u32, group: GroupId) -> Option<&Arc<PlainRegistration>> {
-        let registered = &self.standings(group)?.registered;
+        let registered = &self.states(group)?.registered;
         registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
@@ -233,8 +233,8 @@ impl Table {
     /// such segment.
     pub(crate) fn split_window(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
-            self.groups.iter().find_map(|(group, standings)| {
-                let others = standings.sharing(*ordinal).filter(|other| !ordinals.contains(other));
+            self.groups.iter().find_map(|(group, states)| {
+                let others = states.sharing(*ordinal).filter(|other| !ordinals.contains(other));
                 let others: Vec<u32> = others.collect();
                 (!others.is_empty()).then_some((*ordinal, *group, others))
             })
@@ -245,7 +245,7 @@ impl Table {
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
         let after = self.ranges.partition_point(|range| range.begin <= address);
         let range = self.ranges.get(after.checked_sub(1)?).filter(|range| address < range.end)?;
-        let serial = self.standings(group)?.at(range.ordinal).serial();
+        let serial = self.states(group)?.at(range.ordinal).serial();
         serial.map(|_| (range.ordinal, range.begin, range.end))
     }
 }
@@ -289,9 +289,9 @@ mod tests {
                 let (begin, length) = place(*slot);
                 table = table.with_segment(ordinal, begin, length);
             }
-            let mut standings = Standings::default();
-            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, RegistrationState::Agreed, None));
-            table = table.with_group(GROUP, standings);
+            let mut states = SegmentStates::default();
+            (0..committed as u32).for_each(|ordinal| states.enter(ordinal, RegistrationState::Agreed, None));
+            table = table.with_group(GROUP, states);
 
             let lies = (0u32..).zip(&order).find_map(|(ordinal, slot)| {
                 let (begin, length) = place(*slot);
@@ -304,12 +304,12 @@ mod tests {
                     prop_assert_eq!(found, Err(LookupError::SpansSegments { address, bytes, ordinal, end }));
                 }
                 Some((ordinal, begin, _)) => {
-                    let standing = match (ordinal as usize) < committed {
+                    let state = match (ordinal as usize) < committed {
                         true => RegistrationState::Agreed,
                         false => RegistrationState::Pending,
                     };
                     let placement = Placement { ordinal, offset: address - begin };
-                    prop_assert_eq!(found, Ok(Some(BufferLocation { placement, standing })));
+                    prop_assert_eq!(found, Ok(Some(BufferLocation { placement, state })));
                 }
             }
         }
@@ -321,27 +321,26 @@ mod tests {
         assert!(matches!(table.lookup(1099, 1, GROUP), Ok(Some(_))));
         assert_eq!(table.lookup(1100, 0, GROUP), Ok(None));
         assert!(table.lookup(1099, u64::MAX, GROUP).is_err());
-        let mut standings = Standings::default();
-        standings.enter(0, RegistrationState::Agreed, None);
-        let gone = table.with_group(GROUP, standings.clone()).without_group(GROUP);
-        let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.standing));
+        let mut states = SegmentStates::default();
+        states.enter(0, RegistrationState::Agreed, None);
+        let gone = table.with_group(GROUP, states.clone()).without_group(GROUP);
+        let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.state));
         assert_eq!(pending, Ok(Some(RegistrationState::Pending)));
     }
 
     #[test]
     fn a_retired_segment_is_found_by_nobody_and_its_number_stays_taken() {
-        let mut standings = Standings::default();
-        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, RegistrationState::Agreed, None));
-        assert_eq!(standings.committed(), 2);
+        let mut states = SegmentStates::default();
+        [0, 2].into_iter().for_each(|ordinal| states.enter(ordinal, RegistrationState::Agreed, None));
+        assert_eq!(states.committed(), 2);
         let table =
             Table::default().with_segment(0, 1000, 100).with_segment(1, 2000, 100).with_segment(2, 3000, 100);
-        let table = table.with_group(GROUP, standings);
-        let standing =
-            |table: &Table, at| table.lookup(at, 1, GROUP).map(|found| found.map(|it| it.standing));
-        assert_eq!(standing(&table, 2000), Ok(Some(RegistrationState::Pending)));
+        let table = table.with_group(GROUP, states);
+        let state = |table: &Table, at| table.lookup(at, 1, GROUP).map(|found| found.map(|it| it.state));
+        assert_eq!(state(&table, 2000), Ok(Some(RegistrationState::Pending)));
         let table = table.without_segments(&[0]);
         assert_eq!(
-            (standing(&table, 1000), standing(&table, 3000)),
+            (state(&table, 1000), state(&table, 3000)),
             (Ok(None), Ok(Some(RegistrationState::Agreed)))
         );
         assert_eq!((table.groups_of(0).count(), table.groups_of(2).count()), (0, 1));

@@ -14,7 +14,7 @@ use super::index::Published;
 use crate::{
     agreement::GroupId,
     lock::lock,
-    pool::Memory,
+    pool::PoolMemory,
     rendezvous::{Buffer, PeerGroup, PeerMapping},
 };
 
@@ -36,7 +36,7 @@ pub(crate) struct MappedSegment {
     /// The number of the segment, unique in the list of its group.
     pub(crate) number: u64,
     group: Arc<PeerGroup>,
-    memory: Arc<Memory>,
+    memory: Arc<PoolMemory>,
     table: Arc<Published>,
     ordinal: u32,
 }
@@ -45,7 +45,7 @@ impl MappedSegment {
     pub(super) fn new(
         number: u64,
         group: Arc<PeerGroup>,
-        (memory, table): (&Arc<Memory>, &Arc<Published>),
+        (memory, table): (&Arc<PoolMemory>, &Arc<Published>),
         ordinal: u32,
     ) -> Self {
         Self { number, group, memory: memory.clone(), table: table.clone(), ordinal }
@@ -98,14 +98,14 @@ impl MappedSegments {
     }
 
     /// Removes the segments of a pool that is being dropped, unless messages may copy to and from them.
-    pub(super) fn pool_dropped(&self, memory: &Arc<Memory>) {
+    pub(super) fn pool_dropped(&self, memory: &Arc<PoolMemory>) {
         if !self.is_used.load(Ordering::Relaxed) {
             self.forget(memory);
         }
     }
 
     /// Removes the segments of the pool with this memory. Called once the group no longer uses their mappings.
-    pub(super) fn forget(&self, memory: &Arc<Memory>) {
+    pub(super) fn forget(&self, memory: &Arc<PoolMemory>) {
         self.remove(|segment| Arc::ptr_eq(&segment.memory, memory));
     }
 

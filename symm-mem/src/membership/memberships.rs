@@ -13,13 +13,13 @@ use crate::{
     agreement::{GroupId, GroupLog, PoolId},
     domain::Domain,
     lock::lock,
-    pool::Memory,
+    pool::PoolMemory,
 };
 
 /// The state of one pool in all groups that it is committed for.
 pub(crate) struct Memberships {
     domain: Domain,
-    memory: Arc<Memory>,
+    memory: Arc<PoolMemory>,
     table: Arc<Published>,
     group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
     /// The retired segments, in the order of retirement.
@@ -28,7 +28,7 @@ pub(crate) struct Memberships {
 }
 
 impl Memberships {
-    pub(crate) fn new(domain: Domain, memory: Arc<Memory>) -> Self {
+    pub(crate) fn new(domain: Domain, memory: Arc<PoolMemory>) -> Self {
         Self {
             domain,
             memory,
@@ -47,7 +47,7 @@ impl Memberships {
         &self.domain
     }
 
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<PoolMemory> {
         &self.memory
     }
 

@@ -33,8 +33,8 @@ impl SymmetricPlaces for Places {
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let location = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match location {
-            Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, standing }))
-                if standing != RegistrationState::Pending =>
+            Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, state }))
+                if state != RegistrationState::Pending =>
             {
                 Some(format!("in segment {ordinal} of {:#} at offset {offset}", self.pool))
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caching_alloc::core::symmetric::{Placed, Placement};
 use cuda_driver::{DevicePtr, graph::is_capture_open};
 
-use super::memory::Memory;
+use super::memory::PoolMemory;
 
 /// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the pool's
 /// [`Domain`](crate::Domain). Clones share the block. Dropping the last clone frees the block, unless a captured graph
@@ -16,7 +16,7 @@ use super::memory::Memory;
 /// rank must order its uses of this block before its uses of the block that gets the memory next.
 #[derive(Debug)]
 pub struct SymmetricBlock {
-    memory: Arc<Memory>,
+    memory: Arc<PoolMemory>,
     placed: Placed,
     requested: u64,
 }
@@ -26,7 +26,7 @@ impl SymmetricBlock {
     /// declared captures and for the captures that this thread has begun, because these captures may use it. The caller
     /// must not hold the lock of the arena, because pinning takes the lock.
     #[inline(always)]
-    pub(crate) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
+    pub(crate) fn new(memory: Arc<PoolMemory>, placed: Placed, requested: u64) -> Self {
         if memory.is_capturing() {
             memory.note_use(placed.placement, requested);
         }
@@ -46,7 +46,7 @@ impl SymmetricBlock {
         self.requested
     }
 
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &PoolMemory {
         &self.memory
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     block::SymmetricBlock,
-    memory::{GraphHold, Memory},
+    memory::{GraphHold, PoolMemory},
 };
 
 /// A declared capture in progress. While this value exists, the pool is frozen: an allocation that needs a new segment
@@ -32,7 +32,7 @@ pub struct PoolCapture {
 }
 
 impl PoolCapture {
-    pub(crate) fn begin(memory: Arc<Memory>) -> Self {
+    pub(crate) fn begin(memory: Arc<PoolMemory>) -> Self {
         let pin = memory.begin_capture();
         Self { hold: Arc::new(GraphHold { memory, pin }), is_finished: false, used: Vec::new() }
     }

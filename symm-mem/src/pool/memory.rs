@@ -33,7 +33,7 @@ use crate::{agreement::PoolId, lock::lock};
 
 /// The segments and blocks that one pin keeps allocated.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-struct Used {
+struct PinnedUses {
     segments: BTreeSet<u32>,
     blocks: BTreeSet<Placement>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Pins {
     /// The number of the last pin.
     next: u64,
     /// Keyed by the number of the pin.
-    used: BTreeMap<u64, Used>,
+    used: BTreeMap<u64, PinnedUses>,
     /// Pins of declared captures in progress.
     declared: BTreeSet<u64>,
     /// Pins that graphs own, by the driver's id of the capture: the pin's number, and the value whose drop removes the
@@ -85,7 +85,7 @@ impl Pins {
     fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, (own, _)| *own != pin);
-        let Used { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
+        let PinnedUses { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
         let mut freed = Vec::new();
         for block in blocks {
             let Some(hold) = self.blocks.get_mut(&block) else { continue };
@@ -102,7 +102,7 @@ impl Pins {
 /// [`GraphPin`](crate::GraphPin). The drop of this value removes the pin.
 #[derive(Debug)]
 pub(crate) struct GraphHold {
-    pub(super) memory: Arc<Memory>,
+    pub(super) memory: Arc<PoolMemory>,
     pub(crate) pin: u64,
 }
 
@@ -133,7 +133,7 @@ struct Inside {
     pins: Pins,
 }
 
-pub(crate) struct Memory {
+pub(crate) struct PoolMemory {
     me: Weak<Self>,
     attachments: Attachments,
     id: PoolId,
@@ -148,7 +148,7 @@ pub(crate) struct Memory {
     dropped_on: DroppedOn,
 }
 
-impl Memory {
+impl PoolMemory {
     /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of the pool's device, or
     /// `None` if the memory comes from a source of the caller.
     pub(crate) fn new(id: PoolId, context: Option<Context>, arena: SymmetricArena) -> Arc<Self> {
@@ -334,7 +334,7 @@ impl Memory {
     }
 }
 
-impl MemoryOwner for Memory {
+impl MemoryOwner for PoolMemory {
     fn used_by_graph(
         &self,
         DevicePtr(address): DevicePtr,
@@ -351,7 +351,7 @@ impl MemoryOwner for Memory {
 /// The locked arena of a pool.
 pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
-/// The message of a panic that cannot occur: [`Memory::inside`] is `None` only while the memory is dropped, and an
+/// The message of a panic that cannot occur: [`PoolMemory::inside`] is `None` only while the memory is dropped, and an
 /// [`Arena`] borrows the memory.
 const THERE: &str = "the arena is there while the memory is";
 
@@ -395,7 +395,7 @@ impl DerefMut for Arena<'_> {
     }
 }
 
-impl Drop for Memory {
+impl Drop for PoolMemory {
     fn drop(&mut self) {
         if let Some(Inside { arena, .. }) =
             self.inside.get_mut().unwrap_or_else(PoisonError::into_inner).take()
@@ -412,9 +412,9 @@ impl Drop for Memory {
     }
 }
 
-impl std::fmt::Debug for Memory {
+impl std::fmt::Debug for PoolMemory {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Memory")
+        out.write_str("PoolMemory")
     }
 }
 

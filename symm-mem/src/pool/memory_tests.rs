@@ -7,7 +7,7 @@ use super::*;
 use crate::pool::SymmetricBlock;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum PoolStep {
     Allocate(u64),
     Share(Index),
     Drop(Index),
@@ -16,14 +16,14 @@ enum Step {
     Unpin(Index),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = PoolStep> {
     let index = any::<Index>;
     prop_oneof![
-        3 => (1..4096u64).prop_map(Step::Allocate),
-        2 => index().prop_map(Step::Share),
-        4 => index().prop_map(Step::Drop),
-        1 => prop::collection::vec(index(), 1..3).prop_map(Step::Pin),
-        1 => index().prop_map(Step::Unpin),
+        3 => (1..4096u64).prop_map(PoolStep::Allocate),
+        2 => index().prop_map(PoolStep::Share),
+        4 => index().prop_map(PoolStep::Drop),
+        1 => prop::collection::vec(index(), 1..3).prop_map(PoolStep::Pin),
+        1 => index().prop_map(PoolStep::Unpin),
     ]
 }
 
@@ -32,29 +32,29 @@ proptest! {
     fn a_block_is_freed_with_its_last_owner_and_pin(steps in prop::collection::vec(step(), 1..60)) {
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
         let arena = SymmetricArena::new(Arc::new(HostSource::new(u64::MAX)), geometry).unwrap();
-        let memory = Memory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena);
+        let memory = PoolMemory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena);
         let mut owners: Vec<SymmetricBlock> = Vec::new();
         let mut pins: Vec<(u64, Vec<Placement>)> = Vec::new();
         for step in steps {
             match step {
-                Step::Allocate(bytes) => {
+                PoolStep::Allocate(bytes) => {
                     let placed = memory.arena().allocate(bytes).unwrap();
                     owners.push(SymmetricBlock::new(memory.clone(), placed, bytes));
                 }
-                Step::Unpin(index) if !pins.is_empty() => {
+                PoolStep::Unpin(index) if !pins.is_empty() => {
                     memory.unpin(pins.swap_remove(index.index(pins.len())).0);
                 }
                 _ if owners.is_empty() => {}
-                Step::Share(index) => owners.push(index.get(&owners).clone()),
-                Step::Drop(index) => drop(owners.swap_remove(index.index(owners.len()))),
-                Step::Pin(indices) => {
+                PoolStep::Share(index) => owners.push(index.get(&owners).clone()),
+                PoolStep::Drop(index) => drop(owners.swap_remove(index.index(owners.len()))),
+                PoolStep::Pin(indices) => {
                     let used: Vec<_> = indices.iter().map(|index| index.get(&owners)).collect();
                     let pin = memory.begin_capture();
                     used.iter().for_each(|block| memory.note_use(block.placement(), block.bytes()));
                     memory.end_capture(pin);
                     pins.push((pin, used.iter().map(|block| block.placement()).collect()));
                 }
-                Step::Unpin(_) => {}
+                PoolStep::Unpin(_) => {}
             }
             let pinned = pins.iter().flat_map(|(_, places)| places.iter().copied());
             let expected: BTreeSet<_> = owners.iter().map(SymmetricBlock::placement).chain(pinned).collect();

@@ -24,7 +24,7 @@ mod slice;
 pub(crate) use self::memory::GraphHold;
 pub(crate) use self::{
     attachments::{Attachments, Owner},
-    memory::{Arena, Memory},
+    memory::{Arena, PoolMemory},
     slice::{block_of, check_stream, into_slice},
 };
 pub use self::{

@@ -8,7 +8,7 @@ use cuda_driver::{
     graph::{BoundMemory, StreamBound},
 };
 
-use super::{block::SymmetricBlock, memory::Memory};
+use super::{block::SymmetricBlock, memory::PoolMemory};
 
 /// The reason why a typed block could not be allocated.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ impl Drop for SliceMemory {
 }
 
 /// Checks that a slice of a pool with this memory can be bound to `stream`.
-pub(crate) fn check_stream(memory: &Memory, stream: &Stream) -> Result<(), SliceError> {
+pub(crate) fn check_stream(memory: &PoolMemory, stream: &Stream) -> Result<(), SliceError> {
     if memory.context() != Some(stream.context()) {
         return Err(SliceError::ForeignStream);
     }

@@ -9,12 +9,12 @@ use cuda_driver::{Context, DevicePtr, DeviceView, Element, Stream, vmm::Physical
 use super::{DeviceKind, PeerMemory, buffers::PeerMapping, protocol::Subject};
 use crate::{
     agreement::PoolId,
-    pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock, block_of},
+    pool::{Attachments, Owner, PoolMemory, SymmetricBlock, block_of},
     sharing::Shareable,
 };
 
-/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`], of a [slice](Self::of_slice) of a pool,
-/// or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
+/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`], of a [slice](Self::of_slice) of a
+/// pool, or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: BufferMemory,

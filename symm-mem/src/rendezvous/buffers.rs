@@ -149,6 +149,6 @@ pub(crate) struct PeerMapping {
     /// A number that identifies the mapping within the group, equal on all members. A
     /// [`Rendezvous`](super::Rendezvous) uses the number of the rendezvous that mapped the allocations. A commit of a
     /// pool uses the number that the members gave the segment in the group's list of mapped segments.
-    pub(crate) since: u64,
+    pub(crate) number: u64,
     pub(crate) buffers: Arc<PeerBuffers>,
 }

@@ -58,7 +58,9 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use self::protocol::{Ending, Readiness, Record, RendezvousProtocol, Subject, prefix};
+use self::protocol::{
+    RendezvousEnding, RendezvousProtocol, RendezvousRecord, SharingReadiness, Subject, prefix,
+};
 pub(crate) use self::{
     allocation::fresh_number,
     buffers::PeerMapping,
@@ -79,7 +81,7 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     lock::lock,
-    sharing::{self, Export, Handle, Offer, Outcome, Party, Site},
+    sharing::{self, Export, Handle, Offer, OpeningOutcome, Party, Site},
 };
 
 /// The name of the operation in the errors of a rendezvous.
@@ -143,11 +145,11 @@ pub struct Rendezvous {
 pub(crate) struct RendezvousState {
     pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
-    /// How often this rank has created a `Rendezvous` for the group, including this one ([`Record::life`]). Part of the
-    /// store keys of this `Rendezvous`.
-    life: u64,
-    /// The number of the next rendezvous ([`Record::number`]). A call holds the lock until its rendezvous has ended, so
-    /// this rank takes part in only one at a time.
+    /// How often this rank has created a `Rendezvous` for the group, including this one
+    /// ([`RendezvousRecord::generation`]). Part of the store keys of this `Rendezvous`.
+    generation: u64,
+    /// The number of the next rendezvous ([`RendezvousRecord::number`]). A call holds the lock until its rendezvous has
+    /// ended, so this rank takes part in only one at a time.
     next: Mutex<u64>,
 }
 
@@ -195,13 +197,13 @@ impl Rendezvous {
         context: &Context,
         options: RendezvousOptions,
     ) -> Result<(Self, cuda_driver::Result<()>), Error> {
-        let life = life(&info).map_err(|error| info.call(OPERATION).error(error))?;
+        let generation = generation(&info).map_err(|error| info.call(OPERATION).error(error))?;
         let (site, known) = match Site::of(context) {
             Ok(site) => (site, Ok(())),
             Err(error) => (Site::of_process(), Err(error)),
         };
         let group = Arc::new(PeerGroup::new(info, context, site));
-        let inner = RendezvousState { group, options, life, next: Mutex::new(0) };
+        let inner = RendezvousState { group, options, generation, next: Mutex::new(0) };
         Ok((Self { inner: Arc::new(inner) }, known))
     }
 
@@ -287,8 +289,8 @@ impl Rendezvous {
     /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
     /// prefix. `None` if this rank no longer keeps the mapping, for example because the segment was retired.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
-        let since = self.mapping(&memory.buffer)?.since;
-        Some(prefix(self.group().id(), self.inner.life, since))
+        let since = self.mapping(&memory.buffer)?.number;
+        Some(prefix(self.group().id(), self.inner.generation, since))
     }
 
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
@@ -308,7 +310,7 @@ impl Rendezvous {
         });
         let (record, shared) = match prepared {
             Ok((record, shared)) => (record, Some(shared)),
-            Err(cause) => (self.record(number, Readiness::Failed { cause }), None),
+            Err(cause) => (self.record(number, SharingReadiness::Failed { cause }), None),
         };
         let member = Member {
             name: record.prefix(),
@@ -319,14 +321,14 @@ impl Rendezvous {
             deadline: Some(options.deadline),
         };
         let mut peers = None;
-        let share = |records: &Vec<Record>, deadline, _: &dyn Fn() -> bool| {
+        let share = |records: &Vec<RendezvousRecord>, deadline, _: &dyn Fn() -> bool| {
             let Some((_, offer, base)) = &shared else {
-                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
+                return OpeningOutcome::Failed { cause: "it has nothing to share".to_owned() };
             };
             match open(context, offer, info.rank(), *base, records, deadline) {
                 Ok(mapped) => {
                     peers = Some(Arc::new(mapped));
-                    Outcome::Mapped
+                    OpeningOutcome::Mapped
                 }
                 Err(outcome) => outcome,
             }
@@ -338,15 +340,15 @@ impl Rendezvous {
         let (ending, failure) = match result {
             Ok(since) => {
                 let mapping = match since == number {
-                    true => peers.map(|buffers| PeerMapping { since, buffers }),
+                    true => peers.map(|buffers| PeerMapping { number: since, buffers }),
                     false => buffer.and_then(|buffer| self.mapping(&buffer)),
                 };
                 match mapping {
                     Some(mapping) => return Ok(mapping),
-                    None => (Ending::OutOfStep, None),
+                    None => (RendezvousEnding::OutOfStep, None),
                 }
             }
-            Err(failed) => (Ending::of_meeting(failed.ending), failed.store),
+            Err(failed) => (RendezvousEnding::of_meeting(failed.ending), failed.store),
         };
         let kind = ErrorKind::of_ending(ending, ErrorKind::RendezvousRefused, failure, Vec::new());
         Err(info.failed(&self.call(), kind))
@@ -359,7 +361,7 @@ impl Rendezvous {
     /// Exports the memory of `buffer` for the other ranks. Returns this rank's record, the offer, and the address of
     /// the buffer's allocation. The others can open the exported memory until the offer is dropped. On failure, returns
     /// the reason that this rank posts to the others.
-    fn prepare(&self, buffer: &Buffer, number: u64) -> Result<(Record, Offer, DevicePtr), String> {
+    fn prepare(&self, buffer: &Buffer, number: u64) -> Result<(RendezvousRecord, Offer, DevicePtr), String> {
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
         let memory = buffer.shareable(&self.inner.group.context, &allocation);
         let memory = memory.map_err(|error| error_text(&error))?;
@@ -368,14 +370,14 @@ impl Rendezvous {
         )?;
         let mut offer = Offer::new()?;
         let export = offer.export(memory, allocation.bytes)?;
-        let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
+        let readiness = if allocation.frozen { SharingReadiness::Capturing } else { SharingReadiness::Ready };
         let record = self.record(number, readiness);
-        let record = Record {
+        let record = RendezvousRecord {
             site: Site { endpoint: offer.endpoint(), ..record.site },
             subject: allocation.subject,
             offset: buffer.offset() as u64,
             bytes: buffer.bytes() as u64,
-            mapped: self.mapping(buffer).map(|mapping| mapping.since),
+            mapped: self.mapping(buffer).map(|mapping| mapping.number),
             export,
             ..record
         };
@@ -383,12 +385,12 @@ impl Rendezvous {
     }
 
     /// Creates a record of this rank that describes no memory.
-    fn record(&self, number: u64, readiness: Readiness) -> Record {
-        let RendezvousState { group, options, life, .. } = &*self.inner;
+    fn record(&self, number: u64, readiness: SharingReadiness) -> RendezvousRecord {
+        let RendezvousState { group, options, generation, .. } = &*self.inner;
         let info = &group.info;
-        Record {
+        RendezvousRecord {
             group: info.id(),
-            life: *life,
+            generation: *generation,
             number,
             rank: info.global_rank(),
             members: chain(0, info.global_ranks().iter().map(|rank| u64::from(*rank))),
@@ -408,22 +410,22 @@ impl Rendezvous {
 /// the current one. The count is part of all store keys of the `Rendezvous`, so this `Rendezvous` does not read the
 /// keys of an earlier one of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks
 /// stay equal even if the rest of `new` fails on some of them.
-fn life(info: &GroupInfo) -> Result<u64, StoreError> {
+fn generation(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
 /// Opens the allocations of the other ranks, and returns the addresses of all ranks' allocations. `place` is the index
 /// of this rank in `records`. `own` is the address of this rank's allocation. `deadline` limits the exchange of file
-/// descriptors. On failure, the error is the [`Outcome`] that this rank posts to the others.
+/// descriptors. On failure, the error is the [`OpeningOutcome`] that this rank posts to the others.
 fn open(
     context: &Context,
     offer: &Offer,
     place: usize,
     own: DevicePtr,
-    records: &[Record],
+    records: &[RendezvousRecord],
     deadline: Deadline,
-) -> Result<PeerBuffers, Outcome> {
+) -> Result<PeerBuffers, OpeningOutcome> {
     let parties: Vec<Party<'_>> =
         records.iter().map(|it| Party { rank: it.rank, site: &it.site, exports: vec![&it.export] }).collect();
     let name = |_, _| "memory".to_owned();
@@ -431,5 +433,5 @@ fn open(
     let opened = (0..records.len()).map(|at| opened.remove(&(at, 0))).collect();
     let bytes = records.first().map_or(0, |record| record.export.bytes) as usize;
     PeerBuffers::mapped(context, own, bytes, opened)
-        .map_err(|error| Outcome::Failed { cause: error_text(&error) })
+        .map_err(|error| OpeningOutcome::Failed { cause: error_text(&error) })
 }

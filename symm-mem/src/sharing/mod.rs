@@ -33,7 +33,7 @@ mod site;
 pub use self::{
     export::{Export, Handle},
     foreign::{ForeignError, ForeignMemory, OpenedMemory, PeerHandle},
-    outcome::Outcome,
+    outcome::OpeningOutcome,
     site::{Site, Uuid},
 };
 pub(crate) use self::{

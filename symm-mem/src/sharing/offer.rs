@@ -13,7 +13,7 @@ use process_group::{
 };
 
 use super::{
-    Export, Outcome, Shareable, Site,
+    Export, OpeningOutcome, Shareable, Site,
     local_registry::{self, LocalToken},
 };
 
@@ -94,10 +94,10 @@ impl Offer {
         parties: &[Party<'_>],
         wanted: &impl Fn(usize, usize) -> Vec<usize>,
         deadline: Deadline,
-    ) -> Result<HashMap<(usize, usize), OwnedFd>, Outcome> {
+    ) -> Result<HashMap<(usize, usize), OwnedFd>, OpeningOutcome> {
         if own >= parties.len() {
             let cause = format!("the decision speaks of {} members, this is {own}", parties.len());
-            return Err(Outcome::Failed { cause });
+            return Err(OpeningOutcome::Failed { cause });
         }
         let sent = |from, to| sent_exports(parties, wanted, from, to);
         let rank = |at: &u64| parties.get(*at as usize).map_or(u32::MAX, |party| party.rank);
@@ -132,14 +132,14 @@ impl Offer {
         peers: &[usize],
         rank: impl Fn(&u64) -> u32,
         deadline: Deadline,
-    ) -> Result<Vec<Peer>, Outcome> {
+    ) -> Result<Vec<Peer>, OpeningOutcome> {
         if peers.is_empty() {
             return Ok(Vec::new());
         }
         let endpoints: Vec<(u64, &[u8])> =
             peers.iter().map(|at| (*at as u64, &*parties[*at].site.endpoint)).collect();
         let null = File::open("/dev/null")
-            .map_err(|error| Outcome::Failed { cause: format!("/dev/null: {error}") })?;
+            .map_err(|error| OpeningOutcome::Failed { cause: format!("/dev/null: {error}") })?;
         let hello = [(HELLO, null.as_fd())];
         let connected = exchange_between(&self.listener, own as u64, &endpoints, &hello, deadline);
         let mut connected = connected.map_err(|error| outcome_of(&error, rank))?;
@@ -154,8 +154,8 @@ impl Offer {
         numbers: &[usize],
         rank: impl Fn(&u64) -> u32,
         deadline: Deadline,
-    ) -> Result<(), Outcome> {
-        let failed = |cause: String| Outcome::Failed { cause };
+    ) -> Result<(), OpeningOutcome> {
+        let failed = |cause: String| OpeningOutcome::Failed { cause };
         for number in numbers {
             let exported = self.exported.get(*number);
             let exported = exported.ok_or_else(|| failed(format!("there is no export {number}")))?;
@@ -192,13 +192,13 @@ fn sent_exports(
 
 /// Converts an error of a [link exchange](process_group::link::exchange) to the outcome that this rank posts. `rank`
 /// converts an index of a party to its rank.
-fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
+fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> OpeningOutcome {
     match error {
-        LinkError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
-        LinkError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },
+        LinkError::Gone { place, .. } => OpeningOutcome::Alone { gone: vec![rank(place)] },
+        LinkError::Absent { places, .. } => OpeningOutcome::Alone { gone: places.iter().map(rank).collect() },
         LinkError::Unexpected { place, problem } => {
-            Outcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
+            OpeningOutcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
         }
-        other => Outcome::Failed { cause: other.to_string() },
+        other => OpeningOutcome::Failed { cause: other.to_string() },
     }
 }

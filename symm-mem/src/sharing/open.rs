@@ -14,7 +14,8 @@ use cuda_driver::{
 use process_group::{error_text, store::Deadline};
 
 use super::{
-    Export, Handle, HostMemory, Imported, Offer, Outcome, Party, PeerHandle, Shareable, local_registry, map,
+    Export, Handle, HostMemory, Imported, Offer, OpeningOutcome, Party, PeerHandle, Shareable,
+    local_registry, map,
 };
 
 /// Sends the other members the file descriptors that they need, and opens the memory that this rank wants.
@@ -35,7 +36,7 @@ pub(crate) fn open(
     wanted: impl Fn(usize, usize) -> Vec<usize>,
     name: impl Fn(usize, usize) -> String,
     deadline: Deadline,
-) -> Result<HashMap<(usize, usize), Imported>, Outcome> {
+) -> Result<HashMap<(usize, usize), Imported>, OpeningOutcome> {
     let mut descriptors = offer.exchange_descriptors(own, parties, &wanted, deadline)?;
     let mut opened = HashMap::new();
     for (at, peer) in parties.iter().enumerate().filter(|(at, _)| *at != own) {
@@ -45,7 +46,7 @@ pub(crate) fn open(
                 true => open_local(context, export),
                 false => open_remote(context, offer, export, descriptors.remove(&(at, number))),
             };
-            let imported = imported.map_err(|problem| Outcome::Failed {
+            let imported = imported.map_err(|problem| OpeningOutcome::Failed {
                 cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
             })?;
             opened.insert((at, number), imported);
@@ -187,7 +188,7 @@ mod tests {
         drop((context, driver));
         world.finish().expect("nothing is left behind");
         match outcome {
-            Err(Outcome::Failed { cause }) => cause,
+            Err(OpeningOutcome::Failed { cause }) => cause,
             other => panic!("{other:?}"),
         }
     }

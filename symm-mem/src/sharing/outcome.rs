@@ -1,8 +1,8 @@
 //! The common part of the agreements in which members open each other's memory: a commit, a
 //! [rendezvous](crate::rendezvous::protocol), an [exchange](crate::exchange::protocol), and the agreement in which
 //! [`direct`](crate::direct) shares its flag pages. After the decision, each member opens the memory that the others
-//! share, and posts an [`Outcome`]. The members then judge all outcomes: either all members keep the opened memory, or
-//! none does.
+//! share, and posts an [`OpeningOutcome`]. The members then judge all outcomes: either all members keep the opened
+//! memory, or none does.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -13,7 +13,7 @@ use bootstrap::{
 
 /// The outcome of opening the others' memory on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OpeningOutcome {
     /// The memory of all other members is mapped.
     Mapped,
     /// A call failed, or a peer sent invalid data.
@@ -27,7 +27,7 @@ pub enum Outcome {
         gone: Vec<u32>,
     },
 }
-impl fmt::Display for Outcome {
+impl fmt::Display for OpeningOutcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mapped => out.write_str("all memory is mapped"),
@@ -36,7 +36,7 @@ impl fmt::Display for Outcome {
         }
     }
 }
-wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
+wire_enum!(OpeningOutcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
 
 /// The reason why not all members have opened the others' memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +51,9 @@ pub(crate) enum OpeningFailure {
     /// Ranks were lost after all members had posted their records.
     Lost {
         /// The ranks that posted no outcome, ascending. If every rank posted one: the ranks that others reported
-        /// in [`Outcome::Alone`], ascending.
+        /// in [`OpeningOutcome::Alone`], ascending.
         missing: Vec<u32>,
-        /// The ranks that posted [`Outcome::Alone`], ascending.
+        /// The ranks that posted [`OpeningOutcome::Alone`], ascending.
         noticed: Vec<u32>,
     },
 }
@@ -123,26 +123,26 @@ pub(crate) use sharing_refusal;
 
 /// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not depend
 /// on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes precedence
-/// over [`Outcome::Alone`], because a rank that posts `Alone` usually waited for the missing rank.
-pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure> {
-    let mut reports: Vec<&(u32, Report<Outcome>)> = reports.iter().collect();
+/// over [`OpeningOutcome::Alone`], because a rank that posts `Alone` usually waited for the missing rank.
+pub(crate) fn judge(reports: &[(u32, Report<OpeningOutcome>)]) -> Option<OpeningFailure> {
+    let mut reports: Vec<&(u32, Report<OpeningOutcome>)> = reports.iter().collect();
     reports.sort_by_key(|(rank, _)| *rank);
     let failed = reports.iter().find_map(|(rank, report)| match report {
-        Report::Outcome(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
+        Report::Outcome(OpeningOutcome::Failed { cause }) => Some((*rank, cause.clone())),
         _ => None,
     });
     if let Some((rank, cause)) = failed {
         return Some(OpeningFailure::Failed { rank, cause });
     }
-    let ranks_that = |is: fn(&Report<Outcome>) -> bool| -> Vec<u32> {
+    let ranks_that = |is: fn(&Report<OpeningOutcome>) -> bool| -> Vec<u32> {
         reports.iter().filter(|(_, report)| is(report)).map(|(rank, _)| *rank).collect()
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
-    let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
+    let noticed = ranks_that(|report| matches!(report, Report::Outcome(OpeningOutcome::Alone { .. })));
     // A rank that exits after it has posted its outcome is not missing. But a member that has not opened this rank's
-    // memory yet posts [`Outcome::Alone`] with the number of this rank.
+    // memory yet posts [`OpeningOutcome::Alone`] with the number of this rank.
     let gone = reports.iter().filter_map(|(_, report)| match report {
-        Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
+        Report::Outcome(OpeningOutcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,
     });
     let gone: BTreeSet<u32> = gone.flatten().collect();

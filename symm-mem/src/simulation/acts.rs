@@ -193,7 +193,7 @@ impl World {
             bail!("rank {rank} does not find its block at {place:?}: {found:?}");
         };
         let life = state.life(id);
-        let way = match (found.standing, self.library.is_plain(life, rank, ptr.0)) {
+        let way = match (found.state, self.library.is_plain(life, rank, ptr.0)) {
             (RegistrationState::Window { serial }, false) => {
                 let own = self.library.window(life, rank, serial);
                 let Some(own) = own.filter(|own| (own.address..own.address + own.bytes).contains(&ptr.0))
@@ -205,9 +205,9 @@ impl World {
             }
             (RegistrationState::Registered, true) => Way::Registered,
             (RegistrationState::Agreed | RegistrationState::Pending, false) => Way::Without,
-            (standing, plain) => {
+            (registration, plain) => {
                 bail!(
-                    "rank {rank} finds {place:?} as {standing:?} of group {id}; registered plainly: {plain}"
+                    "rank {rank} finds {place:?} as {registration:?} of group {id}; registered plainly: {plain}"
                 )
             }
         };

@@ -126,12 +126,12 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
 }
 
 /// Work on a device, see [`Device::begin_work`]: a stream that waits for the word to become 1.
-pub(super) struct Work {
+pub(super) struct DeviceWork {
     stream: Stream,
     word: DeviceMemory,
 }
 
-impl Work {
+impl DeviceWork {
     /// Ends the work, and the waits for an idle device.
     pub(super) fn end(self) -> Result<(), Violation> {
         let Self { stream, word } = self;
@@ -192,15 +192,15 @@ impl Device {
         sharing::map(&self.context, memory, memory.bytes()).map_err(|error| error.to_string())
     }
 
-    /// Enqueues work that does not end before [`Work::end`].
-    pub(super) fn begin_work(&self) -> Result<Work, Violation> {
+    /// Enqueues work that does not end before [`DeviceWork::end`].
+    pub(super) fn begin_work(&self) -> Result<DeviceWork, Violation> {
         let make = || {
             let stream = Stream::new(&self.context, StreamFlags::NON_BLOCKING)?;
             let word = DeviceMemory::new(&self.context, size_of::<u64>())?;
             word.copy_from_host(0, &[0_u64])?;
-            // SAFETY: the word is freed after `Work::end` has waited for the stream, or with the world.
+            // SAFETY: the word is freed after `DeviceWork::end` has waited for the stream, or with the world.
             unsafe { stream.wait_value64(word.ptr(), WaitCondition::Equal, 1) }?;
-            Ok(Work { stream, word })
+            Ok(DeviceWork { stream, word })
         };
         make().map_err(|error: cuda_driver::Error| Violation::of(error))
     }

@@ -73,7 +73,7 @@ impl World {
                 earlier = memberships.meetings().end(&machine.member, result.is_ok());
                 let lost = Some(LOST.to_owned());
                 if self.scenario.is_culprit(rank) {
-                    self.work.take().map_or(Ok(()), device::Work::end)?;
+                    self.work.take().map_or(Ok(()), device::DeviceWork::end)?;
                 }
                 let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
                 let mut dead = dead.into_iter().map(|id| state.life(id));
@@ -178,8 +178,8 @@ impl World {
             let (id, ordinal) = (life.group, segment.ordinal);
             let Some(extent) = state.extent(ordinal) else { continue };
             let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
-            let standing = found.map_err(Violation::of)?.map(|found| found.standing);
-            let right = match (standing, serials.get(at)) {
+            let registration = found.map_err(Violation::of)?.map(|found| found.state);
+            let right = match (registration, serials.get(at)) {
                 (Some(RegistrationState::Window { serial }), Some(made)) => {
                     let window = self.library.window(life, rank, serial);
                     with && serial == *made && window.is_some_and(|window| window.holds(&extent))
@@ -191,7 +191,7 @@ impl World {
                 }
                 _ => false,
             };
-            ensure!(right, "rank {rank} has segment {ordinal} of group {id} as {standing:?}");
+            ensure!(right, "rank {rank} has segment {ordinal} of group {id} as {registration:?}");
         }
         let is_left = matches!(report.without, Some(NoWindows::Unsupported { .. }));
         Ok(if is_left { report.new_segments } else { 0 })

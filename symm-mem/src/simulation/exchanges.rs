@@ -143,13 +143,13 @@ pub(super) struct Exchanging {
     /// The peers' memory that the rank has opened in this exchange.
     pub(super) opened: Open<Import>,
     /// The transfers between all members.
-    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<DrawnTransfer>,
 }
 
 /// A one-sided transfer: the rank `copier` accesses a buffer that the rank `lender` lends. All members draw the same
 /// transfers from the seed of the exchange.
 #[derive(Debug, Clone)]
-pub(super) struct Transfer {
+pub(super) struct DrawnTransfer {
     pub(super) copier: u32,
     pub(super) lender: u32,
     /// True if the copier writes to the buffer, false if it reads from it.

@@ -70,7 +70,7 @@ struct WindowCall {
 
 /// One member's side of a group's communicator, with its calls and registrations.
 #[derive(Debug)]
-struct Side {
+struct MemberState {
     context: Context,
     /// `None` before all members have joined, and after the member has left.
     communicator: Option<Communicator>,
@@ -86,7 +86,7 @@ struct Side {
     plain: Vec<(Extent, Registration)>,
 }
 
-impl Side {
+impl MemberState {
     fn communicator(&self) -> Result<&Communicator, Violation> {
         self.communicator.as_ref().ok_or_else(|| Violation("a call before all members have joined".into()))
     }
@@ -99,7 +99,7 @@ impl Side {
 #[derive(Debug)]
 struct Communicators {
     members: Vec<u32>,
-    sides: BTreeMap<u32, Side>,
+    sides: BTreeMap<u32, MemberState>,
 }
 
 /// An ended call of [`Library::register`], with its `token`. If the call has succeeded, `serials` has the serials of
@@ -114,7 +114,7 @@ pub(super) struct EndedCall {
 }
 
 /// The calls that have ended since [`Library::returned`] last took them: the member's group and rank, the index of the
-/// call in [`Side::calls`], and the handles of the windows, or a description of NCCL's error.
+/// call in [`MemberState::calls`], and the handles of the windows, or a description of NCCL's error.
 type Ends = Arc<Mutex<Vec<(Life, u32, usize, Result<Vec<usize>, String>)>>>;
 
 /// All communicators of all groups, and the record of their registrations.
@@ -140,7 +140,7 @@ impl Library {
     ) -> Result<(), Violation> {
         let new = || Communicators { members: members.to_vec(), sides: BTreeMap::new() };
         let Communicators { members, sides } = self.communicators.entry(group).or_insert_with(new);
-        let side = Side {
+        let side = MemberState {
             context: context.clone(),
             communicator: None,
             gone: false,
@@ -183,11 +183,11 @@ impl Library {
         self.side(group, rank).is_none_or(|side| side.gone)
     }
 
-    fn side(&self, group: Life, rank: u32) -> Option<&Side> {
+    fn side(&self, group: Life, rank: u32) -> Option<&MemberState> {
         self.communicators.get(&group)?.sides.get(&rank)
     }
 
-    fn side_mut(&mut self, group: Life, rank: u32) -> Option<&mut Side> {
+    fn side_mut(&mut self, group: Life, rank: u32) -> Option<&mut MemberState> {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
@@ -333,7 +333,7 @@ impl Library {
 
     /// Returns the rank's side of the communicator, and the memory and the handle of its window `serial`. Returns
     /// `None` if the rank has left, or if the window is not registered.
-    fn live_window(&self, group: Life, rank: u32, serial: u64) -> Option<(&Side, Extent, usize)> {
+    fn live_window(&self, group: Life, rank: u32, serial: u64) -> Option<(&MemberState, Extent, usize)> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
         let (extent, handle) = side.windows.get(serial as usize)?;
         Some((side, *extent, (*handle)?))
@@ -371,7 +371,7 @@ impl Library {
             let over = |serial: usize| {
                 side.windows.get(serial).is_some_and(|(window, _)| window.overlaps(address, bytes))
             };
-            let holds = |side: &Side| {
+            let holds = |side: &MemberState| {
                 let live = side.windows.iter().enumerate().filter(|(_, (_, live))| live.is_some());
                 !side.gone && live.map(|(serial, _)| serial).any(over)
             };

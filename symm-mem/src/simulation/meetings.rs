@@ -13,7 +13,7 @@ use super::{
     rank::Task,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting, Span},
-    scenario::{DEADLINE, LAST_DEADLINE, LONG_DEADLINE, Subject},
+    scenario::{DEADLINE, LAST_DEADLINE, LONG_DEADLINE, RendezvousInput},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
     violation::{Violation, bail, ensure},
@@ -23,12 +23,12 @@ use super::{
 use crate::{
     CommitOptions, Error,
     agreement::{
-        self, Agreed, Capabilities, CommitProtocol, LogPoint, OfferedMemory, Outcome, PeerMappings,
-        PeerOffer, Plan, Policy, PoolId, Release, Segment, Start, hash::chain,
+        self, Agreed, Capabilities, CommitPlan, CommitProtocol, LogPoint, OfferedMemory, PeerMappings,
+        PeerOffer, Policy, PoolId, RegistrationOutcome, Release, Segment, Start, hash::chain,
     },
     lock::lock,
     membership::{GroupState, commit::offer, readiness},
-    rendezvous::protocol::{self, Record},
+    rendezvous::protocol::{self, RendezvousRecord},
     sharing::{self, Export, Handle, Site, Uuid},
 };
 
@@ -216,7 +216,7 @@ impl World {
         self.begin(rank, work, Meeting { kind: Kind::Retire, epoch: 0, round }, deadline)
     }
 
-    pub(super) fn meet(&mut self, rank: u32, group: u64, what: Subject) -> Result<(), Violation> {
+    pub(super) fn meet(&mut self, rank: u32, group: u64, what: RendezvousInput) -> Result<(), Violation> {
         let otherwise = match self.scenario.trouble_of(rank) {
             Trouble::MeetsOtherwise(how) => Some(how),
             _ => None,
@@ -226,8 +226,8 @@ impl World {
         let state = self.rank(rank);
         let capturing = state.capture.as_ref().is_some_and(|capture| capture.declared.is_some());
         let (nth, persistent) = match what {
-            Subject::Block { nth } => (Some(nth), 2),
-            Subject::Persistent { id } => (None, id),
+            RendezvousInput::Block { nth } => (Some(nth), 2),
+            RendezvousInput::Persistent { id } => (None, id),
         };
         let block = nth.and_then(|nth| state.block(nth)).map(|(block, _)| (block.placement(), block.bytes()));
         let segment =
@@ -251,13 +251,17 @@ impl World {
         membership.meetings += 1;
         let members = membership.members.clone();
         let capturing = capturing && matches!(mapping, MappingKey::Segment(_));
-        let mut record = Record {
+        let mut record = RendezvousRecord {
             group: id,
-            life,
+            generation: life,
             number: round,
             rank,
             members: chain(0, members.iter().map(|rank| u64::from(*rank))),
-            readiness: if capturing { protocol::Readiness::Capturing } else { protocol::Readiness::Ready },
+            readiness: if capturing {
+                protocol::SharingReadiness::Capturing
+            } else {
+                protocol::SharingReadiness::Ready
+            },
             shared_devices: false,
             subject,
             offset,
@@ -299,12 +303,18 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Opens the memory that the other members offer in `records`. Through each mapping of a segment, reads the identity
-    /// that the member has written there. A persistent allocation has no memory in the simulation, so its identity is
-    /// taken from the offer. Schedules the outcome and the identities as an answer to the rank's state machine.
+    /// Opens the memory that the other members offer in `records`. Through each mapping of a segment, reads the
+    /// identity that the member has written there. A persistent allocation has no memory in the simulation, so its
+    /// identity is taken from the offer. Schedules the outcome and the identities as an answer to the rank's state
+    /// machine.
     ///
     /// A member offers no memory any more if it is dead or has ended its meeting.
-    pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
+    pub(super) fn share(
+        &mut self,
+        rank: u32,
+        token: u64,
+        records: &[RendezvousRecord],
+    ) -> Result<(), Violation> {
         let device = self.ranks[rank as usize].device.clone();
         let (mut gone, mut failed, mut mapped) = (Vec::new(), None, Vec::new());
         for record in records {
@@ -323,13 +333,13 @@ impl World {
             }
         }
         let outcome = opening(failed, gone);
-        let mapped = (outcome == sharing::Outcome::Mapped).then_some(mapped);
+        let mapped = (outcome == sharing::OpeningOutcome::Mapped).then_some(mapped);
         self.answer_soon(rank, token, Answer::Shared(outcome, mapped));
         Ok(())
     }
 
-    /// Opens memory of a peer on a rank, for `device`. Under [`Trouble::CannotMap`], this fails in the culprit's driver.
-    /// The inner error describes a failure.
+    /// Opens memory of a peer on a rank, for `device`. Under [`Trouble::CannotMap`], this fails in the culprit's
+    /// driver. The inner error describes a failure.
     pub(super) fn open_memory(
         &self,
         rank: u32,
@@ -344,17 +354,17 @@ impl World {
         Ok(opened)
     }
 
-    /// Opens memory that the members of a commit offer in `agreed`, and returns the outcome. A member offers no memory any
-    /// more if it is dead or has ended its meeting.
+    /// Opens memory that the members of a commit offer in `agreed`, and returns the outcome. A member offers no memory
+    /// any more if it is dead or has ended its meeting.
     ///
-    /// Each mapping takes as long as many other events. So the rank opens only the first new segment of the next member.
-    /// It reads the identity in it, to check that it is the segment with the same ordinal.
-    fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::Outcome, Violation> {
+    /// Each mapping takes as long as many other events. So the rank opens only the first new segment of the next
+    /// member. It reads the identity in it, to check that it is the segment with the same ordinal.
+    fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::OpeningOutcome, Violation> {
         let state = &self.ranks[rank as usize];
         let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, span, .. })) =
             (&agreed.peers, &state.task)
         else {
-            return Ok(sharing::Outcome::Failed { cause: "nothing is offered".to_owned() });
+            return Ok(sharing::OpeningOutcome::Failed { cause: "nothing is offered".to_owned() });
         };
         let is_gone = |rank: &u32| {
             let peer = &self.ranks[*rank as usize];
@@ -424,13 +434,15 @@ impl World {
                     let length = arena.log().state().length;
                     let operation = |sequence| arena.log().operation(sequence).map(offer::operation);
                     answer = match plan {
-                        Plan::Hashes { range, .. } => {
-                            Answer::Searched(agreement::Answer::hashes(range, |at| arena.log().hash_at(at)))
+                        CommitPlan::Hashes { range, .. } => {
+                            Answer::Searched(agreement::CommitOutcome::hashes(range, |at| {
+                                arena.log().hash_at(at)
+                            }))
                         }
-                        Plan::Recall { sequence, .. } => {
-                            Answer::Searched(agreement::Answer::recalled(sequence, length, operation))
+                        CommitPlan::Recall { sequence, .. } => {
+                            Answer::Searched(agreement::CommitOutcome::recalled(sequence, length, operation))
                         }
-                        Plan::Register { .. } | Plan::Open { .. } => {
+                        CommitPlan::Register { .. } | CommitPlan::Open { .. } => {
                             bail!("a registration or an opening is no search");
                         }
                     };
@@ -470,7 +482,12 @@ impl World {
                 }
             }
             Want::Register { segments, joined, until, verdict_key } => {
-                self.answer_at(until, rank, token, Answer::Registered(Outcome::Blocked, Vec::new()));
+                self.answer_at(
+                    until,
+                    rank,
+                    token,
+                    Answer::Registered(RegistrationOutcome::Blocked, Vec::new()),
+                );
                 self.watched.push((verdict_key, rank, token));
                 return self.register(rank, token, segments, &joined);
             }
@@ -500,27 +517,27 @@ impl World {
 
 /// Returns the outcome of opening the memory of peers, as `sharing::open` does. `failed` is the description of a
 /// failure. The peers `gone` offer no memory any more.
-pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::Outcome {
+pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::OpeningOutcome {
     match failed {
-        _ if !gone.is_empty() => sharing::Outcome::Alone { gone },
-        Some(cause) => sharing::Outcome::Failed { cause },
-        None => sharing::Outcome::Mapped,
+        _ if !gone.is_empty() => sharing::OpeningOutcome::Alone { gone },
+        Some(cause) => sharing::OpeningOutcome::Failed { cause },
+        None => sharing::OpeningOutcome::Mapped,
     }
 }
 
 /// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how` is the number
 /// in [`Trouble::MeetsOtherwise`], and selects the change. The changes 0, 1, 2 and 4 also change the name of the
 /// meeting. They add 1000, so that no other meeting of the run has the new name.
-fn differ(how: usize, record: &mut Record) {
+fn differ(how: usize, record: &mut RendezvousRecord) {
     match how {
         0 => record.group.epoch += 1000,
         1 => record.group.uid += 1000,
-        2 => record.life += 1000,
+        2 => record.generation += 1000,
         3 => record.members += 1,
         4 => record.number += 1000,
         5 => record.shared_devices = true,
-        6 => record.readiness = protocol::Readiness::Failed { cause: "no memory".into() },
-        7 => record.readiness = protocol::Readiness::Capturing,
+        6 => record.readiness = protocol::SharingReadiness::Failed { cause: "no memory".into() },
+        7 => record.readiness = protocol::SharingReadiness::Capturing,
         8 => record.subject = protocol::Subject::Persistent { id: 7 },
         9 => {
             let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 1 };

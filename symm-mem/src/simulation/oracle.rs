@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     agreement::{
-        Agreed, Divergence, Entry, Membership, PeerMappings, Plain, Poison, Refusal, Unmapped, Waiting,
+        Agreed, Divergence, Entry, MemberList, PeerMappings, Plain, Poison, Refusal, Unmapped, Waiting,
         length_patience, patience,
     },
     exchange::ExchangeRefusal,
@@ -289,7 +289,7 @@ impl World {
                 let culprits = Entry { value: 2, ranks: vec![culprit] };
                 trouble == Trouble::ExtraDomain && generations.entries.contains(&culprits)
             }
-            Refusal::MembersMismatch { what: Membership::Domain, lists } => {
+            Refusal::MembersMismatch { what: MemberList::Domain, lists } => {
                 matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
             }
             Refusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),

@@ -13,7 +13,8 @@ use caching_alloc::core::SegmentSource;
 
 use super::{
     exchanges::{
-        Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, ExchangePlan, Exchanges, Exchanging, Import, Transfer,
+        Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, DrawnTransfer, ExchangePlan, Exchanges, Exchanging,
+        Import,
     },
     meetings::opening,
     random::Random,
@@ -32,23 +33,23 @@ use crate::{
         handles::Open,
         lease::{Lease, LeaseState},
         protocol::{
-            self, AllocationId, End, Ending, Export, Held, MemoryPiece, Part, Record, RemotePiece, Route,
-            missing,
+            self, AllocationId, End, ExchangeEnding, ExchangeRecord, Held, MemoryPiece, Part, RemotePiece,
+            Route, SharedAllocation, missing,
         },
     },
-    rendezvous::protocol::Readiness,
-    sharing::{self, Handle, Outcome, Site, Uuid},
+    rendezvous::protocol::SharingReadiness,
+    sharing::{self, Handle, OpeningOutcome, Site, Uuid},
 };
 
 /// Draws the transfers of an exchange from `seed`, which is the same on all members. A group of one member has no
 /// transfers.
-fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
+fn transfers(seed: u64, members: &[u32]) -> Vec<DrawnTransfer> {
     let mut random = Random(seed);
     let count = if members.len() > 1 { random.below(6) } else { 0 };
     let one = |at: u64| {
         let copier = *random.pick(members);
         let others: Vec<u32> = members.iter().copied().filter(|rank| *rank != copier).collect();
-        Transfer {
+        DrawnTransfer {
             copier,
             lender: *random.pick(&others),
             puts: random.one_in(2),
@@ -62,7 +63,7 @@ fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
 }
 
 /// Returns the transfers in which `rank` is the copier or the lender, each with its index in `transfers`.
-fn of_rank(transfers: &[Transfer], rank: u32) -> impl Iterator<Item = (usize, &Transfer)> {
+fn of_rank(transfers: &[DrawnTransfer], rank: u32) -> impl Iterator<Item = (usize, &DrawnTransfer)> {
     transfers.iter().enumerate().filter(move |(_, it)| it.copier == rank || it.lender == rank)
 }
 
@@ -79,10 +80,10 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
 
 /// Changes the culprit's record so that it does not fit the records of its peers. `how`, the number in
 /// [`Trouble::ExchangesOtherwise`], selects the change. Some changes have no effect on a record without transfers.
-fn differ(how: usize, record: &mut Record) {
+fn differ(how: usize, record: &mut ExchangeRecord) {
     match how {
         0 => record.plan.push('x'),
-        1 => record.readiness = Readiness::Failed { cause: "no memory".into() },
+        1 => record.readiness = SharingReadiness::Failed { cause: "no memory".into() },
         2 => record.ends.iter_mut().take(1).for_each(|end| end.bytes += 1),
         3 => drop(record.ends.pop()),
         4 => record.site.unreachable.extend((0..64).map(|low| Uuid { low, high: 0 })),
@@ -102,12 +103,12 @@ impl World {
         let own = state.exchanges.entry(group).or_insert_with(|| Exchanges::new(device));
         let (number, transfers) = (own.numbers, transfers(seed, &members));
         own.numbers += 1;
-        let (mut exports, mut ends, mut lent) = (Vec::<Export>::new(), Vec::new(), Vec::new());
+        let (mut exports, mut ends, mut lent) = (Vec::<SharedAllocation>::new(), Vec::new(), Vec::new());
         let key = format!("exchange/{group}/{number}");
         let slots = own.slots.take(of_rank(&transfers, rank).count());
         let Some(slots) = slots else { bail!("rank {rank} has no slots left") };
         for ((at, transfer), slot) in of_rank(&transfers, rank).zip(slots.clone()) {
-            let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
+            let DrawnTransfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
             let part = if puts { Part::PutInitiator } else { Part::GetFrom };
             let end = End { peer: lender, part, bytes, pieces: Vec::new(), slot: slot as u32 };
             if copier == rank {
@@ -120,7 +121,7 @@ impl World {
             let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
                 let handle = Handle::DESCRIPTOR;
                 let shared = sharing::Export { bytes: BUFFER_BYTES, handle, token: 0 };
-                exports.push(Export { id, shared });
+                exports.push(SharedAllocation { id, shared });
                 exports.len() - 1
             });
             lent.push(allocation);
@@ -134,11 +135,11 @@ impl World {
         // The order of the map's keys differs between runs. They are sorted, because all runs of a seed must be equal.
         let mut open: Vec<_> = held.keys().copied().collect();
         open.sort_unstable();
-        let mut record = Record {
+        let mut record = ExchangeRecord {
             rank,
             plan: name.to_string(),
             generation: own.plans.entry(name).or_default().generations.next(),
-            readiness: Readiness::Ready,
+            readiness: SharingReadiness::Ready,
             site: Site::simulated(rank),
             channels: CHANNELS as u32,
             exports,
@@ -186,9 +187,13 @@ impl World {
 
     /// Opens the memory that peers lend for the agreed plan, except memory that is already open on the rank. Returns
     /// the outcome.
-    pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Result<Outcome, Violation> {
+    pub(super) fn open(
+        &mut self,
+        rank: u32,
+        agreement: &protocol::Agreement,
+    ) -> Result<OpeningOutcome, Violation> {
         let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
-            return Ok(Outcome::Failed { cause: "it is none of them".to_owned() });
+            return Ok(OpeningOutcome::Failed { cause: "it is none of them".to_owned() });
         };
         let (mut opened, mut gone, mut failed) = (Open::new(), Vec::new(), None);
         for peer in agreement.records.iter().filter(|peer| peer.rank != rank) {
@@ -209,7 +214,7 @@ impl World {
         }
         let outcome = opening(failed, gone);
         let work = self.rank(rank).task.as_mut().map(|task| &mut task.work);
-        if let (Outcome::Mapped, Some(Work::Exchange { exchanging, .. })) = (&outcome, work) {
+        if let (OpeningOutcome::Mapped, Some(Work::Exchange { exchanging, .. })) = (&outcome, work) {
             exchanging.opened = opened;
         }
         Ok(outcome)
@@ -221,7 +226,7 @@ impl World {
         &mut self,
         rank: u32,
         exchanging: Exchanging,
-        result: Result<protocol::Agreement, Ending>,
+        result: Result<protocol::Agreement, ExchangeEnding>,
     ) -> Result<(), Violation> {
         let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers } = exchanging;
         let state = &mut self.ranks[rank as usize];
@@ -265,7 +270,7 @@ impl World {
                 (plan.generation, plan.routes) = (next, routes);
                 named.plans.push(plan);
             }
-            Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
+            Err(ExchangeEnding::Refused(_)) => own.slots.give_back(plan.slots),
             // This rank did not learn of an agreed refusal. So the others may have agreed on the plan, and may access
             // this rank's memory and slots. A lease keeps them.
             Err(_) => self.lend(rank, group, plan),
@@ -421,8 +426,8 @@ impl World {
 }
 
 /// Returns the expected routes of the transfers of `rank`, computed from the transfers that the members have drawn.
-fn expected(rank: u32, agreement: &protocol::Agreement, transfers: &[Transfer]) -> Vec<Route> {
-    let route = |(at, transfer): (usize, &Transfer)| {
+fn expected(rank: u32, agreement: &protocol::Agreement, transfers: &[DrawnTransfer]) -> Vec<Route> {
+    let route = |(at, transfer): (usize, &DrawnTransfer)| {
         let copies = transfer.copier == rank;
         let peer = if copies { transfer.lender } else { transfer.copier };
         let record = agreement.records.iter().find(|record| record.rank == peer)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     random::Random,
-    scenario::{Action, MIB, Subject},
+    scenario::{Action, MIB, RendezvousInput},
     trouble::Trouble,
     violation::Limits,
 };
@@ -203,8 +203,8 @@ impl<'a> Writer<'a> {
         let absent = bad && self.trouble == Trouble::Absent;
         let skips = bad && self.trouble == Trouble::Skips;
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
-        // If the trouble can make the members' pools or commits differ, some members could skip a commit that the others
-        // do not skip. Then every member takes part in all of them.
+        // If the trouble can make the members' pools or commits differ, some members could skip a commit that the
+        // others do not skip. Then every member takes part in all of them.
         let differs = self.trouble.delays() || self.trouble.parts_pools();
         let verify = self.aside.one_in(2) || differs;
         for rank in 0..self.programs.len() {
@@ -274,8 +274,8 @@ impl<'a> Writer<'a> {
     fn meet(&mut self) {
         let Some(group) = self.pick() else { return };
         let what = match self.random.one_in(3) {
-            true => Subject::Persistent { id: self.random.below(2) },
-            false => Subject::Block { nth: self.random.next() },
+            true => RendezvousInput::Persistent { id: self.random.below(2) },
+            false => RendezvousInput::Block { nth: self.random.next() },
         };
         // Sometimes writes the rendezvous twice, so that the second one finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {

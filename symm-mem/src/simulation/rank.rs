@@ -30,7 +30,7 @@ use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
     agreement::{Enqueued, LogPoint, MessageCounts, PoolId, RetirePlan, hash::chain},
     domain::instance_key,
-    pool::{GraphHold, Memory},
+    pool::{GraphHold, PoolMemory},
 };
 
 /// Returns two stores, which are used only to create domains. Each rank creates a domain in each of them: in the first
@@ -71,7 +71,7 @@ pub(super) struct Membership {
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
     /// A reference to the pool's memory, so that dropping the pool does not free memory that the group's communicator
     /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
-    pub(super) kept: Option<Arc<Memory>>,
+    pub(super) kept: Option<Arc<PoolMemory>>,
     /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
     /// the mapping (counted by `meetings`), and the identities of the mapped segments or persistent allocations.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,

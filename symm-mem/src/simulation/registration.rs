@@ -18,7 +18,9 @@ use super::{
 };
 use crate::{
     RegistrationState,
-    agreement::{ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Start, WindowSupport, hash::chain},
+    agreement::{
+        ACTION_FLOOR, Attempt, Ending, Plain, RegistrationOutcome, Release, Start, WindowSupport, hash::chain,
+    },
     lock::lock,
 };
 
@@ -48,7 +50,7 @@ impl World {
         for extent in &extents {
             let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
             ensure!(
-                found.map(|found| found.standing) == Some(RegistrationState::Pending),
+                found.map(|found| found.state) == Some(RegistrationState::Pending),
                 "rank {rank} takes {:#x} for committed before it is: {found:?}",
                 extent.address
             );
@@ -98,10 +100,10 @@ impl World {
             let (outcome, serials) = match serials {
                 Ok(serials) if without => {
                     self.library.take_back(group, rank, &serials)?;
-                    (Outcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
+                    (RegistrationOutcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
                 }
-                Ok(serials) => (Outcome::Registered, serials),
-                Err(cause) => (Outcome::Failed { ordinal: None, cause }, Vec::new()),
+                Ok(serials) => (RegistrationOutcome::Registered, serials),
+                Err(cause) => (RegistrationOutcome::Failed { ordinal: None, cause }, Vec::new()),
             };
             self.answer_soon(rank, token, Answer::Registered(outcome, serials));
         }
@@ -154,7 +156,7 @@ impl World {
             let id = lock(group_state).log.group();
             for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
                 let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
-                match found.map(|found| found.standing) {
+                match found.map(|found| found.state) {
                     Some(RegistrationState::Window { serial }) => windows.push((state.life(id), serial)),
                     Some(RegistrationState::Registered) => plain.push((state.life(id), extent)),
                     _ => {}
@@ -247,13 +249,13 @@ impl World {
         }
         drop(group_state);
         let Ok(kept) = kept else { return Ok(()) };
-        let standing = if kept { RegistrationState::Registered } else { RegistrationState::Agreed };
+        let wanted = if kept { RegistrationState::Registered } else { RegistrationState::Agreed };
         for extent in extents {
             let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
             let found = found.map_err(Violation::of)?;
             ensure!(
-                found.map(|found| found.standing) == Some(standing),
-                "rank {rank} of group {id} is to have {standing:?}, and has {found:?}"
+                found.map(|found| found.state) == Some(wanted),
+                "rank {rank} of group {id} is to have {wanted:?}, and has {found:?}"
             );
         }
         Ok(())

@@ -68,8 +68,8 @@ pub(super) enum Said {
     Plain(Result<Plain, agreement::Ending>),
     Retire(Result<Retired, agreement::Ending>),
     Length(Result<u64, agreement::Ending>),
-    Meet(Result<u64, protocol::Ending>),
-    Exchange(Result<exchange::Agreement, exchange::Ending>),
+    Meet(Result<u64, protocol::RendezvousEnding>),
+    Exchange(Result<exchange::Agreement, exchange::ExchangeEnding>),
 }
 
 /// The end of a meeting on one rank.
@@ -116,8 +116,8 @@ pub(super) enum Way {
 /// The error with which a meeting has ended on a rank. `Pool` is for all meetings about a pool.
 enum Failed<'a> {
     Pool(&'a agreement::Ending),
-    Meet(&'a protocol::Ending),
-    Exchange(&'a exchange::Ending),
+    Meet(&'a protocol::RendezvousEnding),
+    Exchange(&'a exchange::ExchangeEnding),
 }
 
 impl Said {
@@ -139,8 +139,8 @@ impl Said {
             self.failed(),
             Some(
                 Failed::Pool(agreement::Ending::StoreFailed { .. })
-                    | Failed::Meet(protocol::Ending::StoreFailed { .. })
-                    | Failed::Exchange(exchange::Ending::StoreFailed { .. })
+                    | Failed::Meet(protocol::RendezvousEnding::StoreFailed { .. })
+                    | Failed::Exchange(exchange::ExchangeEnding::StoreFailed { .. })
             )
         )
     }
@@ -152,8 +152,8 @@ impl Said {
             self.failed(),
             None | Some(
                 Failed::Pool(agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
-                    | Failed::Meet(protocol::Ending::Refused(_))
-                    | Failed::Exchange(exchange::Ending::Refused(_))
+                    | Failed::Meet(protocol::RendezvousEnding::Refused(_))
+                    | Failed::Exchange(exchange::ExchangeEnding::Refused(_))
             )
         )
     }
@@ -165,8 +165,8 @@ impl Said {
             self.failed(),
             Some(
                 Failed::Pool(agreement::Ending::StoreFailed { in_doubt: true })
-                    | Failed::Meet(protocol::Ending::StoreFailed { in_doubt: true })
-                    | Failed::Exchange(exchange::Ending::StoreFailed { in_doubt: true })
+                    | Failed::Meet(protocol::RendezvousEnding::StoreFailed { in_doubt: true })
+                    | Failed::Exchange(exchange::ExchangeEnding::StoreFailed { in_doubt: true })
             )
         )
     }
@@ -222,14 +222,14 @@ impl Said {
 
     pub(super) fn rendezvous(&self) -> Option<&RendezvousRefusal> {
         match self {
-            Said::Meet(Err(protocol::Ending::Refused(refusal))) => Some(refusal),
+            Said::Meet(Err(protocol::RendezvousEnding::Refused(refusal))) => Some(refusal),
             _ => None,
         }
     }
 
     pub(super) fn exchange(&self) -> Option<&ExchangeRefusal> {
         match self {
-            Said::Exchange(Err(exchange::Ending::Refused(refusal))) => Some(refusal),
+            Said::Exchange(Err(exchange::ExchangeEnding::Refused(refusal))) => Some(refusal),
             _ => None,
         }
     }

@@ -54,8 +54,8 @@ pub(super) enum Action {
         verify: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
-    /// same numbers as on the other members. In production, a rank whose requests differ from those of the other members
-    /// can skip a commit in this way.
+    /// same numbers as on the other members. In production, a rank whose requests differ from those of the other
+    /// members can skip a commit in this way.
     Skip {
         group: u64,
     },
@@ -103,7 +103,7 @@ pub(super) enum Action {
     /// others.
     Meet {
         group: u64,
-        what: Subject,
+        what: RendezvousInput,
     },
     /// Agrees with the group's members on a plan, a list of one-sided transfers between them. `name` is the name of the
     /// plan. The transfers are drawn from `seed`, which is equal on all members.
@@ -142,7 +142,7 @@ pub(super) enum Action {
 
 /// The memory that a member offers in a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum RendezvousInput {
     /// The rank's block with index `nth` modulo the number of its blocks.
     Block { nth: u64 },
     /// The persistent allocation with this id.

@@ -20,7 +20,7 @@ use super::{
     work,
     world::{Event, World, tell},
 };
-use crate::agreement::{CommitProtocol, Outcome, Rejection};
+use crate::agreement::{CommitProtocol, RegistrationOutcome, Rejection};
 
 /// The delay before a failed request is made again, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
@@ -231,7 +231,7 @@ impl World {
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
         let ended: Vec<_> = self.watched.extract_if(.., has_verdict).collect();
         for (key, rank, token) in ended {
-            let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
+            let outcome = RegistrationOutcome::Failed { ordinal: None, cause: "aborted".to_owned() };
             if self.network.value(&key).is_some_and(is_dead) && !self.random.one_in(4) {
                 self.answer_soon(rank, token, work::Answer::Registered(outcome, Vec::new()));
             }

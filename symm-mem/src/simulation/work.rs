@@ -12,14 +12,14 @@ use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
 use super::{exchanges::Exchanging, requests::StoreRequest, results::Said, violation::Violation};
 use crate::{
     agreement::{
-        self as commits, Agreed, CommitProtocol, Ending, GroupId, LengthProtocol, Outcome, Plan,
-        RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Segment, Start,
-        commit_ending, length_ending, plain_ending, retirement_ending,
+        self as commits, Agreed, CommitPlan, CommitProtocol, Ending, GroupId, LengthProtocol,
+        RegistrationOutcome, RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol,
+        Segment, Start, commit_ending, length_ending, plain_ending, retirement_ending,
     },
     exchange::protocol::{self as exchange, ExchangeProtocol},
     lock::lock,
     membership::GroupState,
-    rendezvous::protocol::{Record, RendezvousProtocol},
+    rendezvous::protocol::{RendezvousProtocol, RendezvousRecord},
 };
 
 /// The key of a mapping of peers' memory that a rank keeps after a rendezvous: the ordinal of a segment of the pool, or
@@ -144,16 +144,16 @@ pub(super) enum Answer {
     Start,
     Store(agreement::Answer),
     /// The answer to [`Want::Search`].
-    Searched(commits::Answer),
+    Searched(commits::CommitOutcome),
     /// The outcome of a registration of windows, and the serials of the windows.
-    Registered(Outcome, Vec<u64>),
+    Registered(RegistrationOutcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
     /// The outcome of [`Want::Share`], and the identities that this rank has read from the peers' memory. The second
     /// field is `None` if the rank could not map the memory of all peers.
-    Shared(crate::sharing::Outcome, Option<Vec<u64>>),
+    Shared(crate::sharing::OpeningOutcome, Option<Vec<u64>>),
     /// The outcome of [`Want::OpenSegments`] or [`Want::Open`].
-    Opened(crate::sharing::Outcome),
+    Opened(crate::sharing::OpeningOutcome),
 }
 
 /// The next request of a state machine.
@@ -162,7 +162,7 @@ pub(super) enum Want {
     Store(StoreRequest),
     /// A step of the search that follows if the pools' logs differ between the members of a commit. The search finds
     /// the first operation that differs. The plan asks for hashes of this rank's log, or for one operation.
-    Search(Plan),
+    Search(CommitPlan),
     /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
     /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
     /// clock, it counts as blocked. It can fail earlier, when the value of `verdict_key` in the store says that the
@@ -180,7 +180,7 @@ pub(super) enum Want {
     /// Opens the segments that the other members of a commit offer.
     OpenSegments(Agreed),
     /// Maps the memory that the members of a rendezvous offer in their records.
-    Share(Vec<Record>),
+    Share(Vec<RendezvousRecord>),
     /// Opens the peers' memory that the plan of an exchange uses.
     Open(exchange::Agreement),
     /// Requests nothing: the meeting has ended with this result. The second field lists keys of the meeting that this
@@ -297,15 +297,15 @@ impl Work {
 fn step_commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) -> Want {
     let outcome = |answer| match answer {
         Answer::Searched(answer) => Some(answer),
-        Answer::Registered(outcome, _) => Some(commits::Answer::Registered(outcome)),
-        Answer::Opened(outcome) => Some(commits::Answer::Opened(outcome)),
+        Answer::Registered(outcome, _) => Some(commits::CommitOutcome::Registered(outcome)),
+        Answer::Opened(outcome) => Some(commits::CommitOutcome::Opened(outcome)),
         _ => None,
     };
     let act = |plan, until, verdict_key| match plan {
-        Plan::Register(agreed) => {
+        CommitPlan::Register(agreed) => {
             Want::Register { segments: agreed.segments as usize, joined: agreed.joined, until, verdict_key }
         }
-        Plan::Open(agreed) => Want::OpenSegments(agreed),
+        CommitPlan::Open(agreed) => Want::OpenSegments(agreed),
         plan => Want::Search(plan),
     };
     machine.step(answer, now, outcome, act, |result, it| {
@@ -330,7 +330,7 @@ fn step_retirement(machine: &mut Machine<RetireProtocol>, answer: Answer, now: D
 }
 
 /// Returns the outcome of opening or mapping the peers' memory, or `None` for other answers.
-fn opened(answer: Answer) -> Option<crate::sharing::Outcome> {
+fn opened(answer: Answer) -> Option<crate::sharing::OpeningOutcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),
         _ => None,

@@ -32,7 +32,8 @@ use super::{
     work,
 };
 use crate::{
-    agreement::meeting_id::generation_key, exchange::protocol::AllocationId, rendezvous::protocol::Record,
+    agreement::meeting_id::generation_key, exchange::protocol::AllocationId,
+    rendezvous::protocol::RendezvousRecord,
 };
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub(super) enum Event {
     /// The answer to the request with this token (second field) arrives at the state machine of the rank's meeting.
     Answer(u32, u64, Box<work::Answer>),
     /// For its request with this token, the rank maps the memory that its peers offer in these records of a rendezvous.
-    Share(u32, u64, Vec<Record>),
+    Share(u32, u64, Vec<RendezvousRecord>),
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
     /// rank, the token of the request, the group with its [`Life`], and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
@@ -81,7 +82,7 @@ pub(super) struct World {
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     /// The work that keeps the culprit's device busy under [`Trouble::RestsLate`], during a retirement.
-    pub(super) work: Option<device::Work>,
+    pub(super) work: Option<device::DeviceWork>,
     /// The time in which the ranks that lose the store ([`World::loses_store`]) cannot reach it, on the simulation's
     /// clock in µs. `None` before the loss.
     pub(super) outage: Option<Range<u64>>,

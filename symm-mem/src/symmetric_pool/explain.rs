@@ -133,13 +133,13 @@ impl SymmetricPool {
         let otherwise = |placement, why| explanation(placement, plain, why);
         let outside = self.domain().outside(&group.ranks());
         let table = self.memberships().table();
-        let BufferLocation { placement, standing } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
+        let BufferLocation { placement, state } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
             Err(error) => return otherwise(None, PathReason::SpansSegments(error)),
             Ok(None) => return otherwise(None, PathReason::Elsewhere),
             Ok(Some(_)) if !outside.is_empty() => return otherwise(None, PathReason::OutsideDomain(outside)),
             Ok(Some(found)) => found,
         };
-        if let RegistrationState::Window { serial } = standing {
+        if let RegistrationState::Window { serial } = state {
             let begin = table.window(placement.ordinal, id).map_or(0, |(_, begin)| *begin);
             let path = AccessPath::Window { serial, offset: begin + placement.offset };
             return explanation(Some(placement), path, PathReason::Agreed);
@@ -152,7 +152,7 @@ impl SymmetricPool {
             let group_state = lock(&group_state);
             match group_state.why_without(placement.ordinal) {
                 Some(window)
-                    if standing == RegistrationState::Agreed || standing == RegistrationState::Registered =>
+                    if state == RegistrationState::Agreed || state == RegistrationState::Registered =>
                 {
                     let window = window.clone();
                     match group_state.why_unregistered(placement.ordinal) {

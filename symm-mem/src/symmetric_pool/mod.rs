@@ -38,7 +38,7 @@ use crate::{
     membership::{
         BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, RetireReport, SymmetricGroup,
     },
-    pool::{Arena, Memory, PoolCapture, SliceError, SymmetricBlock, check_stream, into_slice},
+    pool::{Arena, PoolCapture, PoolMemory, SliceError, SymmetricBlock, check_stream, into_slice},
     rendezvous::{Buffer, SymmetricMemory},
 };
 
@@ -49,7 +49,7 @@ use crate::{
 /// reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the order of the requests of
 /// two threads is not deterministic.
 pub struct SymmetricPool {
-    memory: Arc<Memory>,
+    memory: Arc<PoolMemory>,
     memberships: Memberships,
 }
 
@@ -93,7 +93,7 @@ impl SymmetricPool {
         geometry: Geometry,
     ) -> Result<Self, SymmetricError> {
         let arena = SymmetricArena::new(source, geometry)?;
-        let memory = Memory::new(domain.next_pool(), context, arena);
+        let memory = PoolMemory::new(domain.next_pool(), context, arena);
         Ok(Self { memberships: Memberships::new(domain.clone(), memory.clone()), memory })
     }
 
@@ -451,7 +451,7 @@ impl SymmetricPool {
         buffer: impl Into<Buffer>,
         group: GroupId,
     ) -> Result<SymmetricMemory, Error> {
-        let peers = self.memberships.table().standings(group).and_then(|standings| standings.peers.clone());
+        let peers = self.memberships.table().states(group).and_then(|states| states.peers.clone());
         let buffer: Buffer = buffer.into();
         // `buffer` finds only mappings that are kept with its own pool. If that is another pool, none of its
         // mappings belongs to `peers`, so `mapping` is `None`.
@@ -488,7 +488,7 @@ impl SymmetricPool {
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
     }
 
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<PoolMemory> {
         &self.memory
     }
 

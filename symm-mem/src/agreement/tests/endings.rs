@@ -10,10 +10,10 @@ use super::{agreed, drive::drive, plain, refusal};
 #[test]
 fn a_search_that_a_rank_leaves_ends_without_the_difference() {
     let records = [plain(0, &[(64, 1)]), plain(1, &[(64, 2)])];
-    let Decision::Act { plan: plan @ Plan::Hashes { .. } } = decide(&records) else {
+    let CommitDecision::Act { plan: plan @ CommitPlan::Hashes { .. } } = decide(&records) else {
         panic!("{:?}", decide(&records))
     };
-    let answer = Answer::hashes(Range { low: 0, high: 1 }, Some);
+    let answer = CommitOutcome::hashes(Range { low: 0, high: 1 }, Some);
     let reports = [(0, Report::Outcome(answer)), (1, Report::Late)];
     let refusal = refusal(CommitProtocol::judge(&plan, &reports));
     assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
@@ -21,25 +21,26 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
 
 /// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
 /// plans of rank 0, each with the time at which its action began and the deadline of the action.
-fn searched() -> Vec<(Plan, Duration, Duration)> {
+fn searched() -> Vec<(CommitPlan, Duration, Duration)> {
     let machine = |rank: u32| {
         let (_, record) = plain(rank, &[(64, 1)]);
         let log = LogPoint { length: 2000, hash: rank.into() };
         let member = Member { rank, ..member() };
-        Agreement::<CommitProtocol>::new(member, Record { policy: Policy::Prefix, log, ..record }, 0).unwrap()
+        Agreement::<CommitProtocol>::new(member, CommitRecord { policy: Policy::Prefix, log, ..record }, 0)
+            .unwrap()
     };
     let mut plans = Vec::new();
-    let act = |rank: u32, plan: Plan, until, now: &mut Duration| {
+    let act = |rank: u32, plan: CommitPlan, until, now: &mut Duration| {
         if rank == 0 {
             plans.push((plan.clone(), *now, until));
             *now += Duration::from_secs(2);
         }
         let hash = |length| Some(if length <= 1000 { length } else { length + u64::from(rank) });
         match plan {
-            Plan::Hashes { range, .. } => Answer::hashes(range, hash),
-            Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
-            Plan::Register { .. } => Answer::Registered(Outcome::Registered),
-            Plan::Open { .. } => Answer::Opened(crate::sharing::Outcome::Mapped),
+            CommitPlan::Hashes { range, .. } => CommitOutcome::hashes(range, hash),
+            CommitPlan::Recall { sequence, .. } => CommitOutcome::recalled(sequence, 2000, |_| None),
+            CommitPlan::Register { .. } => CommitOutcome::Registered(RegistrationOutcome::Registered),
+            CommitPlan::Open { .. } => CommitOutcome::Opened(crate::sharing::OpeningOutcome::Mapped),
         }
     };
     drive([0, 1].map(machine).into(), 0, None, act);
@@ -51,7 +52,7 @@ fn searched() -> Vec<(Plan, Duration, Duration)> {
 #[test]
 fn the_steps_of_a_search_share_their_limits() {
     let plans = searched();
-    let Some(((Plan::Register { .. }, begun, until), search)) = plans.split_last() else {
+    let Some(((CommitPlan::Register { .. }, begun, until), search)) = plans.split_last() else {
         panic!("{plans:?}")
     };
     assert!(search.len() > 2, "{plans:?}");
@@ -64,15 +65,15 @@ fn the_steps_of_a_search_share_their_limits() {
 /// registration, the rank is in doubt, because the other members may have registered windows.
 #[test]
 fn only_a_search_after_a_refusal_leaves_no_doubt() {
-    let Decision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
+    let CommitDecision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
         panic!("the logs differ")
     };
-    let Plan::Hashes { range, .. } = refused.clone() else { panic!("{refused:?}") };
+    let CommitPlan::Hashes { range, .. } = refused.clone() else { panic!("{refused:?}") };
     let member = member();
-    let doubt = |plan: Option<&Plan>| commit_ending(Common::InDoubt, &member, plan);
+    let doubt = |plan: Option<&CommitPlan>| commit_ending(Common::InDoubt, &member, plan);
     assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
-    let commits = Plan::Hashes { range, after: After::Commit(agreed()) };
-    for plan in [None, Some(&commits), Some(&Plan::Register(agreed()))] {
+    let commits = CommitPlan::Hashes { range, after: After::Commit(agreed()) };
+    for plan in [None, Some(&commits), Some(&CommitPlan::Register(agreed()))] {
         assert_eq!(doubt(plan), Ending::StoreFailed { in_doubt: true }, "{plan:?}");
     }
     let left = Failure::Left { rank: 1, cause: "it is gone".to_owned() };
@@ -83,14 +84,15 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     // The search ended with this failure instead of the plan to register, so no member has registered anything.
     assert_eq!(ended(Some(&commits)), Ending::Refused(lost));
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
-    assert_eq!(ended(Some(&Plan::Register(agreed()))), Ending::Poisoned(poison));
+    assert_eq!(ended(Some(&CommitPlan::Register(agreed()))), Ending::Poisoned(poison));
 }
 
 #[test]
 fn an_outcome_that_cannot_be_read_is_no_loss_of_a_member() {
     let failure = Failure::Unreadable { rank: 1, cause: "too short".to_owned() };
     let poison = || Poison::OutcomeUnreadable { rank: 1, cause: "too short".to_owned() };
-    let ending = commit_ending(Common::Failed(failure.clone()), &member(), Some(&Plan::Register(agreed())));
+    let ending =
+        commit_ending(Common::Failed(failure.clone()), &member(), Some(&CommitPlan::Register(agreed())));
     assert_eq!(ending, Ending::Poisoned(poison()));
     assert!(ending.is_agreed());
     assert_eq!(plain_ending(Common::Failed(failure.clone())), Ending::Poisoned(poison()));
@@ -153,11 +155,11 @@ fn different_member_lists_name_the_group_or_the_domain() {
     let failed = || Failure::Members { lists: lists() };
     let refused = |what| Ending::Refused(Refusal::MembersMismatch { what, lists: lists().map(RankList) });
     let commit = commit_ending(Common::Failed(failed()), &member(), None);
-    assert_eq!(commit, refused(Membership::Group));
+    assert_eq!(commit, refused(MemberList::Group));
     for name in ["symm/1.1/0/retire/0", "symm/1.1/0/length/0"] {
         let member = Member { name: name.to_owned(), ..member() };
         let retired = retirement_ending(Common::Failed(failed()), &member, None);
-        assert_eq!(retired, Err(refused(Membership::Domain)));
-        assert_eq!(length_ending(Common::Failed(failed()), &member), refused(Membership::Domain));
+        assert_eq!(retired, Err(refused(MemberList::Domain)));
+        assert_eq!(length_ending(Common::Failed(failed()), &member), refused(MemberList::Domain));
     }
 }

@@ -49,7 +49,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
 }
 
 /// Draws a record. Each field has few values, so two drawn records are often equal in a field.
-fn record() -> impl Strategy<Value = Record> {
+fn record() -> impl Strategy<Value = CommitRecord> {
     let wishes = (select(vec![Policy::Strict, Policy::Prefix]), option::of(0u64..1 << 22));
     let segments = vec((select(vec![1u64 << 20, 1 << 20, 1 << 21]), log_point()), 0..4);
     let wishes = (wishes, opening::offer());
@@ -59,7 +59,7 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(wishes, readiness, capabilities, logs, segments, enqueued)| {
             let ((policy, address_space_left), peers) = wishes;
             let segments = (0..).zip(segments);
-            Record {
+            CommitRecord {
                 domain: RankList((0..8).collect()),
                 policy,
                 readiness,
@@ -88,7 +88,7 @@ fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued 
 
 /// Draws the records of a group. Each record is a copy of one model with at most one field changed, because independent
 /// records would differ in almost every field.
-fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
+fn records() -> impl Strategy<Value = Vec<(u32, CommitRecord)>> {
     (record(), vec((record(), 0u32..13), 1..6)).prop_map(|(model, others)| {
         (0..)
             .zip(others)
@@ -115,7 +115,10 @@ fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
 }
 
 /// Returns the work of both ranks for each group of which both records have an entry.
-fn shared<'a>(own: &'a Record, other: &'a Record) -> impl Iterator<Item = (&'a Enqueued, &'a Enqueued)> {
+fn shared<'a>(
+    own: &'a CommitRecord,
+    other: &'a CommitRecord,
+) -> impl Iterator<Item = (&'a Enqueued, &'a Enqueued)> {
     let of = |group| other.enqueued.iter().find(move |it| it.group == group);
     own.enqueued.iter().filter_map(move |mine| Some((mine, of(mine.group)?)))
 }
@@ -126,16 +129,16 @@ fn permuted<T: Clone + std::fmt::Debug + 'static>(
     values.prop_flat_map(|values| (Just(values.clone()), Just(values).prop_shuffle()))
 }
 
-fn outcome() -> impl Strategy<Value = Outcome> {
+fn outcome() -> impl Strategy<Value = RegistrationOutcome> {
     prop_oneof![
-        4 => Just(Outcome::Registered),
-        2 => Just(Outcome::Unsupported { reason: "no".to_owned() }),
-        1 => Just(Outcome::Blocked),
-        1 => option::of(0u32..3).prop_map(|ordinal| Outcome::Failed { ordinal, cause: "x".to_owned() }),
+        4 => Just(RegistrationOutcome::Registered),
+        2 => Just(RegistrationOutcome::Unsupported { reason: "no".to_owned() }),
+        1 => Just(RegistrationOutcome::Blocked),
+        1 => option::of(0u32..3).prop_map(|ordinal| RegistrationOutcome::Failed { ordinal, cause: "x".to_owned() }),
     ]
 }
 
-fn outcomes() -> impl Strategy<Value = Vec<(u32, Option<Outcome>)>> {
+fn outcomes() -> impl Strategy<Value = Vec<(u32, Option<RegistrationOutcome>)>> {
     vec(option::weighted(0.9, outcome()), 1..6).prop_map(|outcomes| (0..).zip(outcomes).collect())
 }
 
@@ -208,12 +211,12 @@ proptest! {
         cut in any::<proptest::sample::Index>(),
     ) {
         let mut damaged = bytes(&record);
-        prop_assert!(read::<Record>(&damaged[..cut.index(damaged.len())]).is_err());
+        prop_assert!(read::<CommitRecord>(&damaged[..cut.index(damaged.len())]).is_err());
         for (at, value) in damage {
             let at = at.index(damaged.len());
             damaged[at] = value;
         }
-        if let Ok(other) = read::<Record>(&damaged) {
+        if let Ok(other) = read::<CommitRecord>(&damaged) {
             prop_assert_eq!(bytes(&other), damaged);
         }
     }
@@ -221,9 +224,9 @@ proptest! {
     /// For each message type, random bytes are rejected, or the decoded value encodes to the same bytes.
     #[test]
     fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)]) {
-        is_strict::<Record>(&garbage)?;
-        is_strict::<Decision>(&garbage)?;
-        is_strict::<Answer>(&garbage)?;
+        is_strict::<CommitRecord>(&garbage)?;
+        is_strict::<CommitDecision>(&garbage)?;
+        is_strict::<CommitOutcome>(&garbage)?;
         is_strict::<RetirementRecord>(&garbage)?;
         is_strict::<RetireOutcome>(&garbage)?;
         is_strict::<Retired>(&garbage)?;
@@ -267,11 +270,11 @@ fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
 }
 
 /// Returns the [`Agreed`] in a decision to commit, also if a search comes first. Returns `None` for a refusal.
-fn committed(decision: Decision) -> Option<Agreed> {
+fn committed(decision: CommitDecision) -> Option<Agreed> {
     match decision {
-        Decision::Agreed { agreed } => Some(agreed),
-        Decision::Act { plan: Plan::Register(agreed) | Plan::Open(agreed) } => Some(agreed),
-        Decision::Act { plan: Plan::Hashes { after: After::Commit(agreed), .. } } => Some(agreed),
+        CommitDecision::Agreed { agreed } => Some(agreed),
+        CommitDecision::Act { plan: CommitPlan::Register(agreed) | CommitPlan::Open(agreed) } => Some(agreed),
+        CommitDecision::Act { plan: CommitPlan::Hashes { after: After::Commit(agreed), .. } } => Some(agreed),
         _ => None,
     }
 }
@@ -283,7 +286,7 @@ fn agreed() -> Agreed {
 
 #[test]
 fn segments_are_joined_where_they_follow_on_all_ranks() {
-    let follow = |mut record: (u32, Record), at: &[usize]| {
+    let follow = |mut record: (u32, CommitRecord), at: &[usize]| {
         at.iter().for_each(|at| record.1.segments[*at].flags = Segment::FOLLOWS);
         record
     };
@@ -297,25 +300,25 @@ fn segments_are_joined_where_they_follow_on_all_ranks() {
 
 #[test]
 fn lists_of_ranks_are_compared() {
-    let records = |change: fn(&mut Record)| {
+    let records = |change: fn(&mut CommitRecord)| {
         let mut records = [0, 1, 2].map(|rank| plain(rank, &[(32, 1)]));
         change(&mut records[1].1);
         decide(&records)
     };
-    let lists = |decision: Decision| match refusal(decision) {
+    let lists = |decision: CommitDecision| match refusal(decision) {
         Refusal::MembersMismatch { what, lists } => (what, lists.minority(), lists.entries[1].value.clone()),
         other => panic!("{other}"),
     };
     let less = RankList(vec![0, 1]);
     let found = lists(records(|record| record.domain = RankList(vec![0, 1])));
-    assert_eq!(found, (Membership::Domain, vec![1], less));
+    assert_eq!(found, (MemberList::Domain, vec![1], less));
     let text = refusal(records(|record| record.domain = RankList(vec![0, 1]))).to_string();
     assert!(text.contains("domain (ranks 0, 2: ranks 0-2; rank 1: ranks 0, 1)"), "{text}");
     assert!(committed(records(|_| {})).is_some(), "they are alike");
 }
 
-fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, Record) {
-    let record = Record {
+fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, CommitRecord) {
+    let record = CommitRecord {
         domain: RankList(vec![0, 1, 2]),
         policy: Policy::Strict,
         readiness: Readiness::Ready,
@@ -337,17 +340,17 @@ fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, Record) {
     (rank, record)
 }
 
-fn refusal(decision: Decision) -> Refusal {
+fn refusal(decision: CommitDecision) -> Refusal {
     match decision {
-        Decision::Refused { refusal: Rejection::Refused(refusal) }
-        | Decision::Act { plan: Plan::Hashes { after: After::Refuse(refusal), .. } } => refusal,
+        CommitDecision::Refused { refusal: Rejection::Refused(refusal) }
+        | CommitDecision::Act { plan: CommitPlan::Hashes { after: After::Refuse(refusal), .. } } => refusal,
         other => panic!("{other:?}"),
     }
 }
 
 /// Returns the records of three ranks. Rank 0 has enqueued `sent[0]` sends to rank 1, which has enqueued `received[0]`
 /// receives. Rank 1 has enqueued `sent[1]` sends to rank 2, which has enqueued `received[1]` receives.
-fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<(u32, Record)> {
+fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<(u32, CommitRecord)> {
     let with = |peer, sent, received| MessageCounts { peer, sent, received, captured: false };
     let messages = [
         vec![with(1, sent[0], 0)],
@@ -356,14 +359,15 @@ fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<(u32, Record)> {
     ];
     let group = GroupId { uid: 3, epoch: 0 };
     let enqueued = messages.into_iter().map(|messages| vec![Enqueued { group, collectives: 4, messages }]);
-    let record = |(rank, enqueued)| (rank, Record { enqueued, ..plain(rank, &[(64, 1)]).1 });
+    let record = |(rank, enqueued)| (rank, CommitRecord { enqueued, ..plain(rank, &[(64, 1)]).1 });
     (0..).zip(enqueued).map(record).collect()
 }
 
 #[test]
 fn a_message_enqueued_at_one_end_only_is_outstanding() {
     let group = GroupId { uid: 3, epoch: 0 };
-    let commits = |records: &[(u32, Record)]| committed(decide(records)).is_some_and(|it| it.segments == 1);
+    let commits =
+        |records: &[(u32, CommitRecord)]| committed(decide(records)).is_some_and(|it| it.segments == 1);
     assert!(commits(&pipeline([5, 2], [5, 2])), "the ends of a pipeline have fewer messages");
     let records = pipeline([5, 2], [5, 3]);
     let outstanding = Refusal::MessagesOutstanding { group, from: 1, to: 2, sent: 2, received: 3 };
@@ -400,7 +404,8 @@ fn equal_sizes_after_different_histories_are_no_agreement() {
 fn prefix_commits_what_is_common_and_reports_the_rest() {
     let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
     records.iter_mut().for_each(|(_, record)| record.policy = Policy::Prefix);
-    let Decision::Act { plan: Plan::Hashes { range, after: After::Commit(agreed) } } = decide(&records)
+    let CommitDecision::Act { plan: CommitPlan::Hashes { range, after: After::Commit(agreed) } } =
+        decide(&records)
     else {
         panic!("{:?}", decide(&records))
     };
@@ -427,20 +432,21 @@ fn what_prefix_leaves_out_need_not_become_a_window() {
 
 #[test]
 fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
-    let failed = Outcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
-    let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
-        Decision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
-        other => panic!("{other:?}"),
-    };
-    let all = [(0, Some(Outcome::Blocked)), (1, None), (2, Some(failed))];
+    let failed = RegistrationOutcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
+    let poison =
+        |outcomes: &[(u32, Option<RegistrationOutcome>)]| match judge_registrations(&agreed(), outcomes) {
+            CommitDecision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
+            other => panic!("{other:?}"),
+        };
+    let all = [(0, Some(RegistrationOutcome::Blocked)), (1, None), (2, Some(failed))];
     assert!(matches!(poison(&all), Poison::RegistrationFailed { rank: 2, .. }));
     assert_eq!(poison(&all[..2]), Poison::MembersLost { missing: vec![1], blocked: vec![0] });
     assert_eq!(poison(&all[..1]), Poison::RegistrationBlocked { ranks: vec![0] });
-    let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
-    let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported.clone()))]);
+    let unsupported = RegistrationOutcome::Unsupported { reason: "no".to_owned() };
+    let mixed = poison(&[(0, Some(RegistrationOutcome::Registered)), (1, Some(unsupported.clone()))]);
     assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
     // On rank 1, the registration returned without windows. On rank 0, it did not return in time.
-    let alone = poison(&[(0, Some(Outcome::Blocked)), (1, Some(unsupported))]);
+    let alone = poison(&[(0, Some(RegistrationOutcome::Blocked)), (1, Some(unsupported))]);
     assert_eq!(
         alone.to_string(),
         "WindowsUnsupported: rank 1 got no windows: no; registration did not return on rank 0 in time"
@@ -449,14 +455,16 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
 
 #[test]
 fn only_the_member_that_ended_the_group_is_blamed() {
-    let failed = |cause: &str| Some(Outcome::Failed { ordinal: None, cause: cause.to_owned() });
-    let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
-        Decision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
-        other => panic!("{other:?}"),
-    };
-    let ended = Some(Outcome::Ended { rank: 2 });
+    let failed = |cause: &str| Some(RegistrationOutcome::Failed { ordinal: None, cause: cause.to_owned() });
+    let poison =
+        |outcomes: &[(u32, Option<RegistrationOutcome>)]| match judge_registrations(&agreed(), outcomes) {
+            CommitDecision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
+            other => panic!("{other:?}"),
+        };
+    let ended = Some(RegistrationOutcome::Ended { rank: 2 });
     // Rank 1 has not reported yet, but is not lost. Rank 3 has failed because rank 2 was lost.
-    let mut all = [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(Outcome::Blocked))];
+    let mut all =
+        [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(RegistrationOutcome::Blocked))];
     assert_eq!(poison(&all), Poison::MembersLost { missing: vec![2], blocked: vec![4] });
     // If rank 2 itself reports a failure, the poison names that failure.
     all[2].1 = failed("2");
@@ -471,11 +479,11 @@ fn the_largest_device_determines_the_address_space() {
     let of = |left: [Option<u64>; 3]| {
         let with = |(rank, left)| {
             let (rank, record) = plain(rank, &[(4 << 20, 7), (2 << 20, 8)]);
-            (rank, Record { address_space_left: left, ..record })
+            (rank, CommitRecord { address_space_left: left, ..record })
         };
         decide(&Vec::from_iter((0..).zip(left).map(with)))
     };
-    let is_registered = |left| matches!(of(left), Decision::Act { plan: Plan::Register { .. } });
+    let is_registered = |left| matches!(of(left), CommitDecision::Act { plan: CommitPlan::Register { .. } });
     assert!(is_registered([Some(5 << 20), Some(6 << 20), None]));
     assert!(is_registered([None; 3]));
     let exhausted = |rank| Refusal::AddressSpaceExhausted { rank, needed: 6 << 20, left: 5 << 20 };

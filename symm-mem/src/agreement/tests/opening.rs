@@ -52,7 +52,7 @@ pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
 fn decided(offers: Vec<PeerOffer>) -> PeerMappings {
     let record = |(rank, peers): (u32, PeerOffer)| {
         let (rank, record) = plain(rank, &[(64, 7), (64, 8)]);
-        (rank, Record { peers, ..record })
+        (rank, CommitRecord { peers, ..record })
     };
     let records: Vec<_> = (0..).zip(offers).map(record).collect();
     committed(decide(&records)).expect("the segments are the same on all ranks").peers
@@ -88,19 +88,19 @@ proptest! {
     #[test]
     fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..5, 1..6), turn in 0usize..6) {
         let report = |kind: &u8| match kind {
-            0 => Report::Outcome(Answer::Opened(sharing::Outcome::Mapped)),
-            1 => Report::Outcome(Answer::Opened(sharing::Outcome::Failed { cause: "x".into() })),
-            2 => Report::Outcome(Answer::Opened(sharing::Outcome::Alone { gone: vec![0] })),
-            3 => Report::Outcome(Answer::Opened(sharing::Outcome::Alone { gone: Vec::new() })),
+            0 => Report::Outcome(CommitOutcome::Opened(sharing::OpeningOutcome::Mapped)),
+            1 => Report::Outcome(CommitOutcome::Opened(sharing::OpeningOutcome::Failed { cause: "x".into() })),
+            2 => Report::Outcome(CommitOutcome::Opened(sharing::OpeningOutcome::Alone { gone: vec![0] })),
+            3 => Report::Outcome(CommitOutcome::Opened(sharing::OpeningOutcome::Alone { gone: Vec::new() })),
             _ => Report::Late,
         };
-        let plan = Plan::Open(agreed());
+        let plan = CommitPlan::Open(agreed());
         let mut reports: Vec<_> = (0..).zip(kinds.iter().map(report)).collect();
         let judged = CommitProtocol::judge(&plan, &reports);
         let turn = turn % reports.len();
         reports.rotate_left(turn);
         prop_assert_eq!(&judged, &CommitProtocol::judge(&plan, &reports));
-        let Decision::Agreed { agreed: Agreed { segments: 1, peers, .. } } = judged else {
+        let CommitDecision::Agreed { agreed: Agreed { segments: 1, peers, .. } } = judged else {
             panic!("{judged:?}")
         };
         match peers {
@@ -116,13 +116,13 @@ proptest! {
 
 #[test]
 fn a_member_that_opened_nothing_and_knows_no_culprit_is_named_itself() {
-    let opened = |outcome| Report::Outcome(Answer::Opened(outcome));
-    let alone = |gone| opened(sharing::Outcome::Alone { gone });
-    let reason = |others: [Report<Answer>; 2]| {
+    let opened = |outcome| Report::Outcome(CommitOutcome::Opened(outcome));
+    let alone = |gone| opened(sharing::OpeningOutcome::Alone { gone });
+    let reason = |others: [Report<CommitOutcome>; 2]| {
         let [second, third] = others;
-        let reports = [(0, opened(sharing::Outcome::Mapped)), (1, second), (2, third)];
-        match CommitProtocol::judge(&Plan::Open(agreed()), &reports) {
-            Decision::Agreed { agreed: Agreed { peers: PeerMappings::Unmapped { reason }, .. } } => {
+        let reports = [(0, opened(sharing::OpeningOutcome::Mapped)), (1, second), (2, third)];
+        match CommitProtocol::judge(&CommitPlan::Open(agreed()), &reports) {
+            CommitDecision::Agreed { agreed: Agreed { peers: PeerMappings::Unmapped { reason }, .. } } => {
                 reason.to_string()
             }
             other => panic!("{other:?}"),
@@ -166,17 +166,27 @@ fn memory_is_opened_after_the_registration_and_also_without_windows() {
         let record = |rank| {
             let (rank, record) = plain(rank, &[(64, 7)]);
             let capabilities = Capabilities { windows: windows.clone(), ..record.capabilities };
-            (rank, Record { peers: offered(rank, 1, &Handle::DESCRIPTOR, true, 1), capabilities, ..record })
+            (
+                rank,
+                CommitRecord {
+                    peers: offered(rank, 1, &Handle::DESCRIPTOR, true, 1),
+                    capabilities,
+                    ..record
+                },
+            )
         };
         [record(0), record(1)]
     };
-    let Decision::Act { plan: Plan::Register(agreed) } = decide(&records(WindowSupport::Available)) else {
+    let CommitDecision::Act { plan: CommitPlan::Register(agreed) } =
+        decide(&records(WindowSupport::Available))
+    else {
         panic!("windows come first")
     };
-    let registered = [(0, Some(Outcome::Registered)), (1, Some(Outcome::Registered))];
-    let opens = |decision: &Decision| matches!(decision, Decision::Act { plan: Plan::Open { .. } });
+    let registered = [(0, Some(RegistrationOutcome::Registered)), (1, Some(RegistrationOutcome::Registered))];
+    let opens =
+        |decision: &CommitDecision| matches!(decision, CommitDecision::Act { plan: CommitPlan::Open { .. } });
     assert!(opens(&judge_registrations(&agreed, &registered)));
-    let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
+    let unsupported = RegistrationOutcome::Unsupported { reason: "no".to_owned() };
     assert!(opens(&judge_registrations(&agreed, &[(0, Some(unsupported.clone())), (1, Some(unsupported))])));
     assert!(opens(&decide(&records(WindowSupport::Unavailable { reason: "2.18".to_owned() }))));
 }

@@ -1,22 +1,22 @@
 //! The decision about a plan or regions, as pure functions of the members' records.
 
 use super::{
-    Decision,
-    record::{End, Part, Record},
+    ExchangeDecision,
+    record::{End, ExchangeRecord, Part},
     refusal::ExchangeRefusal,
 };
 use crate::{
     agreement::{ValuesByRank, wire::wire_struct},
-    rendezvous::protocol::Readiness,
+    rendezvous::protocol::SharingReadiness,
 };
 
 /// An agreed plan, or agreed regions: the same value on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
-    /// The generation of the plan or of the regions: the highest proposal ([`Record::generation`]) of a member.
+    /// The generation of the plan or of the regions: the highest proposal ([`ExchangeRecord::generation`]) of a member.
     pub generation: u64,
     /// The records of the members, in the order of the group.
-    pub records: Vec<Record>,
+    pub records: Vec<ExchangeRecord>,
 }
 wire_struct!(Agreement { generation, records });
 
@@ -29,31 +29,31 @@ wire_struct!(Agreement { generation, records });
 /// 6. Each rank's device can access the devices of all memory that the rank accesses. Devices that the rank's process
 ///    does not see pass this check.
 ///
-/// Returns `Decision::Refused` for the first check that fails. Otherwise returns `Decision::Agreed` if no memory has to
-/// be opened, and `Decision::Act` if members must open memory.
-pub fn decide(records: &[Record]) -> Decision {
+/// Returns `ExchangeDecision::Refused` for the first check that fails. Otherwise returns `ExchangeDecision::Agreed` if
+/// no memory has to be opened, and `ExchangeDecision::Act` if members must open memory.
+pub fn decide(records: &[ExchangeRecord]) -> ExchangeDecision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
-        return Decision::Refused { refusal };
+        return ExchangeDecision::Refused { refusal };
     }
     let generation = records.iter().map(|record| record.generation).max().unwrap_or(0);
     let agreement = Agreement { generation, records: records.to_vec() };
     let complete = pairs(records).all(|(from, to)| missing(from, to).is_empty());
     if complete {
-        return Decision::Agreed { agreed: Some(agreement) };
+        return ExchangeDecision::Agreed { agreed: Some(agreement) };
     }
-    Decision::Act { plan: agreement }
+    ExchangeDecision::Act { plan: agreement }
 }
 
 /// Returns every ordered pair of two different members.
-fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
+fn pairs(records: &[ExchangeRecord]) -> impl Iterator<Item = (&ExchangeRecord, &ExchangeRecord)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
 /// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes. If the members share
 /// regions, these are all exports of `from`. Otherwise they are the exports that contain the buffers of `from` in those
 /// transfers in which `to` copies. The result contains indices into `from.exports`, ascending and without duplicates.
-fn reached(from: &Record, to: &Record) -> Vec<usize> {
+fn reached(from: &ExchangeRecord, to: &ExchangeRecord) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();
     }
@@ -67,7 +67,7 @@ fn reached(from: &Record, to: &Record) -> Vec<usize> {
 /// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes, and has to open first.
 /// The result contains indices into `from.exports`, ascending. Both ranks compute it from the records: `from` to send
 /// the file descriptors that `to` needs, and `to` to open the memory.
-pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
+pub fn missing(from: &ExchangeRecord, to: &ExchangeRecord) -> Vec<usize> {
     let mut lacking = reached(from, to);
     lacking.retain(|at| {
         let id = from.exports.get(*at).map(|export| export.id);
@@ -76,15 +76,15 @@ pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
     lacking
 }
 
-fn flawed(records: &[Record]) -> Option<ExchangeRefusal> {
+fn flawed(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
     records.iter().find_map(|record| {
         let cause = record.flaw(records.len())?;
         Some(ExchangeRefusal::RecordUnreadable { rank: record.rank, cause })
     })
 }
 
-fn other_plan(records: &[Record]) -> Option<ExchangeRefusal> {
-    let what = |record: &Record| (record.regions.is_some(), record.plan.clone());
+fn other_plan(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
+    let what = |record: &ExchangeRecord| (record.regions.is_some(), record.plan.clone());
     let first = what(records.first()?);
     if records.iter().all(|record| what(record) == first) {
         return None;
@@ -93,17 +93,17 @@ fn other_plan(records: &[Record]) -> Option<ExchangeRefusal> {
     Some(ExchangeRefusal::PlanMismatch { plans })
 }
 
-fn unready(records: &[Record]) -> Option<ExchangeRefusal> {
+fn unready(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
     let failed = records.iter().filter_map(|record| match &record.readiness {
-        Readiness::Ready => None,
-        Readiness::Capturing => Some((record.rank, "a stream of its device captures".to_owned())),
-        Readiness::Failed { cause } => Some((record.rank, cause.clone())),
+        SharingReadiness::Ready => None,
+        SharingReadiness::Capturing => Some((record.rank, "a stream of its device captures".to_owned())),
+        SharingReadiness::Failed { cause } => Some((record.rank, cause.clone())),
     });
     let (rank, cause) = failed.min_by_key(|(rank, _)| *rank)?;
     Some(ExchangeRefusal::PeerPrepareFailed { rank, cause })
 }
 
-fn unmatched(records: &[Record]) -> Option<ExchangeRefusal> {
+fn unmatched(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
     let stray = records.iter().find_map(|record| {
         let is_member = |end: &&End| records.iter().any(|other| other.rank == end.peer);
         let peer = record.ends.iter().find(|end| end.peer == record.rank || !is_member(end))?.peer;
@@ -119,7 +119,7 @@ fn unmatched(records: &[Record]) -> Option<ExchangeRefusal> {
 
 /// Returns a refusal if the transfers that two ranks list with each other differ in number. Otherwise returns a refusal
 /// for the first transfer whose ends do not match in role or size, or `None` if there is none.
-fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
+fn mismatch(a: &ExchangeRecord, b: &ExchangeRecord) -> Option<ExchangeRefusal> {
     let (rank, peer) = (a.rank, b.rank);
     let differs = (0..).zip(a.with(peer).zip(b.with(rank))).find_map(|(at, (own, other))| {
         if own.part != other.part.counterpart() {
@@ -139,7 +139,7 @@ fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
     differs
 }
 
-fn out_of_reach(records: &[Record]) -> Option<ExchangeRefusal> {
+fn out_of_reach(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
     pairs(records).find_map(|(from, to)| {
         let lacking = missing(from, to).into_iter().filter_map(|at| from.exports.get(at));
         let mut handles = lacking.map(|export| &export.shared.handle);
@@ -153,7 +153,7 @@ fn out_of_reach(records: &[Record]) -> Option<ExchangeRefusal> {
     })
 }
 
-fn unreachable(records: &[Record]) -> Option<ExchangeRefusal> {
+fn unreachable(records: &[ExchangeRecord]) -> Option<ExchangeRefusal> {
     pairs(records).find_map(|(from, to)| {
         let blocked = !reached(from, to).is_empty() && !to.site.can_access(&from.site);
         blocked.then_some(ExchangeRefusal::NoPeerAccess { rank: to.rank, peer: from.rank })

@@ -2,8 +2,8 @@
 //! them, or on regions, which are memory that all members can access. They check that the two ends of every transfer
 //! match, and that every member can open the memory that it accesses.
 //!
-//! - [`Record`]: the message of a member. Contains its transfers or regions, its exports (its allocations that peers
-//!   access), and the list of the peers' allocations that it already has open.
+//! - [`ExchangeRecord`]: the message of a member. Contains its transfers or regions, its exports (its allocations that
+//!   peers access), and the list of the peers' allocations that it already has open.
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
@@ -24,48 +24,51 @@ use bootstrap::agreement::{self, Protocol, Report};
 
 pub use self::{
     decide::{Agreement, decide, missing},
-    record::{AllocationId, End, Export, Held, MemoryPiece, Part, Record, RegionOffer, SharedRegion},
+    record::{
+        AllocationId, End, ExchangeRecord, Held, MemoryPiece, Part, RegionOffer, SharedAllocation,
+        SharedRegion,
+    },
     refusal::ExchangeRefusal,
     route::{RegionRoute, RemotePiece, Route},
 };
 use crate::{
     agreement::{self as agreements, PROTOCOL, wire},
-    sharing::{self, Outcome},
+    sharing::{self, OpeningOutcome},
 };
 
 /// The protocol of one exchange. Its [agreed value](Protocol::Agreed) is `Some` with the plan or regions if no member
 /// has to open memory. Otherwise the value is `None`: the members have already got the plan or regions with
-/// `Decision::Act`.
+/// `ExchangeDecision::Act`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 
 impl Protocol for ExchangeProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
 
-    type Record = Record;
+    type Record = ExchangeRecord;
     type Plan = Agreement;
-    type Outcome = Outcome;
+    type Outcome = OpeningOutcome;
     type Agreed = Option<Agreement>;
     type Refusal = ExchangeRefusal;
 
-    fn decide(records: &[(u32, Record)]) -> Decision {
-        let records: Vec<Record> = records.iter().map(|(_, record)| record.clone()).collect();
+    fn decide(records: &[(u32, ExchangeRecord)]) -> ExchangeDecision {
+        let records: Vec<ExchangeRecord> = records.iter().map(|(_, record)| record.clone()).collect();
         decide(&records)
     }
 
-    fn is_final(outcome: &Outcome) -> bool {
-        matches!(outcome, Outcome::Failed { .. })
+    fn is_final(outcome: &OpeningOutcome) -> bool {
+        matches!(outcome, OpeningOutcome::Failed { .. })
     }
 
-    fn judge(_: &Agreement, reports: &[(u32, Report<Outcome>)]) -> Decision {
+    fn judge(_: &Agreement, reports: &[(u32, Report<OpeningOutcome>)]) -> ExchangeDecision {
         match sharing::judge(reports) {
-            None => Decision::Agreed { agreed: None },
-            Some(failure) => Decision::Refused { refusal: failure.into() },
+            None => ExchangeDecision::Agreed { agreed: None },
+            Some(failure) => ExchangeDecision::Refused { refusal: failure.into() },
         }
     }
 }
 
 /// The decision for all members.
-pub type Decision = agreement::Decision<ExchangeProtocol>;
+pub type ExchangeDecision = agreement::Decision<ExchangeProtocol>;
 /// The reason why an exchange ended without a plan or regions.
-pub type Ending = agreements::Ending<ExchangeRefusal>;
+pub type ExchangeEnding = agreements::Ending<ExchangeRefusal>;

@@ -7,7 +7,7 @@ use crate::{
         PoolId,
         wire::{wire_enum, wire_struct},
     },
-    rendezvous::protocol::Readiness,
+    rendezvous::protocol::SharingReadiness,
     sharing::{self, Site},
 };
 
@@ -85,18 +85,18 @@ impl fmt::Display for Part {
 
 /// An allocation that peers access.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Export {
+pub struct SharedAllocation {
     /// The allocation.
     pub id: AllocationId,
     /// Its length, and the handle or token by which peers open it.
     pub shared: sharing::Export,
 }
-wire_struct!(Export { id, shared });
+wire_struct!(SharedAllocation { id, shared });
 
 /// A contiguous part of a rank's memory, in one allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPiece {
-    /// The allocation, as an index into [`Record::exports`].
+    /// The allocation, as an index into [`ExchangeRecord::exports`].
     pub export: u32,
     /// Offset of the piece in the allocation, in bytes.
     pub offset: u64,
@@ -158,7 +158,7 @@ wire_struct!(Held { peer, id });
 
 /// The record that a member sends to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct ExchangeRecord {
     /// The rank in the job.
     pub rank: u32,
     /// Name of the plan, or of the set of regions.
@@ -167,13 +167,13 @@ pub struct Record {
     /// ones of the same name. It is 1 more than the last one on this rank. The members use the highest proposal.
     pub generation: u64,
     /// The readiness of the rank: it can take part, or the reason why not.
-    pub readiness: Readiness,
+    pub readiness: SharingReadiness,
     /// The rank's host, process and device, and the endpoint that sends its file descriptors.
     pub site: Site,
     /// Number of slots that the rank has for all its plans and regions. All slot indices of this record are lower.
     pub channels: u32,
     /// The rank's allocations that peers access.
-    pub exports: Vec<Export>,
+    pub exports: Vec<SharedAllocation>,
     /// Peers' allocations that are already open on the rank.
     pub held: Vec<Held>,
     /// The rank's ends of transfers. Empty if the members share regions.
@@ -181,9 +181,20 @@ pub struct Record {
     /// The rank's regions. `None` if the members exchange a plan.
     pub regions: Option<RegionOffer>,
 }
-wire_struct!(Record { rank, plan, generation, readiness, site, channels, exports, held, ends, regions });
+wire_struct!(ExchangeRecord {
+    rank,
+    plan,
+    generation,
+    readiness,
+    site,
+    channels,
+    exports,
+    held,
+    ends,
+    regions
+});
 
-impl Record {
+impl ExchangeRecord {
     /// The rank's ends of transfers with a peer.
     pub fn with(&self, peer: u32) -> impl Iterator<Item = &End> {
         self.ends.iter().filter(move |end| end.peer == peer)
@@ -218,7 +229,7 @@ impl Record {
         if !self.ends.is_empty() {
             return Some(format!("{} transfers beside regions", self.ends.len()));
         }
-        if self.readiness != Readiness::Ready {
+        if self.readiness != SharingReadiness::Ready {
             return None;
         }
         let end = (*first_slot as usize).saturating_add(members.saturating_sub(1));
@@ -251,7 +262,7 @@ impl Record {
     /// Describes the first of the `pieces` of `owner` that extends beyond its allocation or names none.
     fn flaw_of_pieces(&self, owner: &dyn fmt::Display, pieces: &[MemoryPiece]) -> Option<String> {
         pieces.iter().find_map(|&MemoryPiece { export, offset, bytes }| {
-            let Some(Export { shared, .. }) = self.exports.get(export as usize) else {
+            let Some(SharedAllocation { shared, .. }) = self.exports.get(export as usize) else {
                 return Some(format!("{owner} names export {export} of {}", self.exports.len()));
             };
             let whole = shared.bytes;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{
     decide::Agreement,
-    record::{AllocationId, MemoryPiece, Record},
+    record::{AllocationId, ExchangeRecord, MemoryPiece},
 };
 
 /// A contiguous part of a peer's buffer, in one allocation of the peer.
@@ -34,7 +34,7 @@ pub struct Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionRoute<'a> {
     /// The peer's record, which lists the peer's regions.
-    pub peer: &'a Record,
+    pub peer: &'a ExchangeRecord,
     /// Index of the rank's slot, into which the peer writes its signals.
     pub own_slot: u32,
     /// Index of the peer's slot, into which the rank writes its signals.
@@ -72,7 +72,8 @@ impl Agreement {
         let place = self.records.iter().position(|record| record.rank == rank)?;
         let own = self.records.get(place)?;
         let route = |(at, peer)| {
-            let (own_slot, slot) = (own.region_slot(place, at)?, Record::region_slot(peer, at, place)?);
+            let (own_slot, slot) =
+                (own.region_slot(place, at)?, ExchangeRecord::region_slot(peer, at, place)?);
             Some(RegionRoute { peer, own_slot, slot })
         };
         self.records.iter().enumerate().filter(|(at, _)| *at != place).map(route).collect()

@@ -4,12 +4,13 @@ use bootstrap::agreement::{Protocol, Report};
 use proptest::prelude::*;
 
 use super::{
-    Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, MemoryPiece,
-    Outcome, Part, Record, RegionOffer, RemotePiece, Route, SharedRegion, decide, missing,
+    Agreement, AllocationId, End, ExchangeDecision, ExchangeProtocol, ExchangeRecord, ExchangeRefusal, Held,
+    MemoryPiece, OpeningOutcome, Part, RegionOffer, RemotePiece, Route, SharedAllocation, SharedRegion,
+    decide, missing,
 };
 use crate::{
     agreement::tests::{bytes, read},
-    rendezvous::protocol::Readiness,
+    rendezvous::protocol::SharingReadiness,
     sharing::{self, Handle, Site, Uuid},
 };
 
@@ -28,8 +29,8 @@ fn end(peer: u32, part: Part, pieces: &[MemoryPiece], slot: u32) -> End {
 }
 
 /// The record of a rank in a ring of `count` ranks: each puts to the next one, and gets from the previous one.
-fn record(rank: u32, count: u32) -> Record {
-    let export = |number, handle| Export {
+fn record(rank: u32, count: u32) -> ExchangeRecord {
+    let export = |number, handle| SharedAllocation {
         id: id(number),
         shared: sharing::Export { bytes: 1 << 20, handle, token: number },
     };
@@ -49,11 +50,11 @@ fn record(rank: u32, count: u32) -> Record {
     if count == 2 && rank == 1 {
         ends.rotate_left(2);
     }
-    Record {
+    ExchangeRecord {
         rank,
         plan: "ring".into(),
         generation: 3,
-        readiness: Readiness::Ready,
+        readiness: SharingReadiness::Ready,
         site: Site { endpoint: vec![rank as u8; 20], ..Site::simulated(rank) },
         channels: 16,
         exports: vec![export(10, legacy), export(11, Handle::DESCRIPTOR)],
@@ -63,25 +64,25 @@ fn record(rank: u32, count: u32) -> Record {
     }
 }
 
-fn records(count: u32) -> Vec<Record> {
+fn records(count: u32) -> Vec<ExchangeRecord> {
     (0..count).map(|rank| record(rank, count)).collect()
 }
 
-fn refusal(records: &[Record]) -> ExchangeRefusal {
+fn refusal(records: &[ExchangeRecord]) -> ExchangeRefusal {
     match decide(records) {
-        Decision::Refused { refusal } => refusal,
+        ExchangeDecision::Refused { refusal } => refusal,
         other => panic!("{other:?}"),
     }
 }
 
 /// A deviation of rank 2: the name of the refusal that all members get, words of its message, and the change to the
 /// record of rank 2.
-type Difference = (&'static str, &'static [&'static str], fn(&mut Record));
+type Difference = (&'static str, &'static [&'static str], fn(&mut ExchangeRecord));
 
 const DIFFERENCES: [Difference; 15] = [
     ("PlanMismatch", &["\"chain\"", "\"ring\"", "rank 2"], |record| record.plan = "chain".into()),
     ("PeerPrepareFailed", &["rank 2", "no memory"], |record| {
-        record.readiness = Readiness::Failed { cause: "no memory".into() };
+        record.readiness = SharingReadiness::Failed { cause: "no memory".into() };
     }),
     ("SizeMismatch", &["ranks 2 and 3", "4097 bytes on rank 2", "4096 bytes on rank 3"], |record| {
         record.ends[0].bytes += 1;
@@ -126,7 +127,7 @@ const DIFFERENCES: [Difference; 15] = [
 ];
 
 /// Applies each difference to the record of rank 2 in `records`, and checks the refusal that results.
-fn check_differences(differences: &[Difference], records: &[Record]) {
+fn check_differences(differences: &[Difference], records: &[ExchangeRecord]) {
     for (name, words, differ) in differences {
         let mut records = records.to_vec();
         differ(&mut records[2]);
@@ -152,28 +153,28 @@ fn every_difference_is_refused_by_its_name_and_both_values() {
 fn what_is_held_is_not_opened_again() {
     let mut records = records(COUNT);
     assert_eq!((missing(&records[1], &records[2]), missing(&records[2], &records[1])), (vec![0], vec![1]));
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), ExchangeDecision::Act { .. }));
     for rank in 0..COUNT {
         let held = |peer: u32, number| Held { peer: peer % COUNT, id: id(number) };
         records[rank as usize].held = vec![held(rank + COUNT - 1, 10), held(rank + 1, 11)];
     }
-    let Decision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
+    let ExchangeDecision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
     // Without this entry, rank 0 has yet to open an allocation of rank 1. So the decision is `Act`: all ranks must
     // report an outcome.
     records[0].held.pop();
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), ExchangeDecision::Act { .. }));
     // Rank 0 needs allocation 11 of rank 1, but has opened allocation 11 of rank 2. That is another allocation, because
     // each rank numbers its own.
     records[0].held = vec![Held { peer: 2, id: id(11) }, Held { peer: 3, id: id(10) }];
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), ExchangeDecision::Act { .. }));
 }
 
 #[test]
 fn the_generation_is_that_of_who_has_counted_furthest() {
     let mut records = records(COUNT);
     records[3].generation = 8;
-    let Decision::Act { plan: agreement } = decide(&records) else { panic!() };
+    let ExchangeDecision::Act { plan: agreement } = decide(&records) else { panic!() };
     assert_eq!(agreement.generation, 8);
 }
 
@@ -183,10 +184,13 @@ fn the_generation_is_that_of_who_has_counted_furthest() {
 fn what_stands_in_the_store_keeps_its_form() {
     let agreement = Agreement { generation: 7, records: Vec::new() };
     let plan = b"\x07\0\0\0\0\0\0\0\0\0\0\0";
-    assert_eq!(bytes(&Decision::Act { plan: agreement.clone() }), [b"\0", &plan[..]].concat());
-    assert_eq!(bytes(&Decision::Agreed { agreed: Some(agreement) }), [b"\x01\x01", &plan[..]].concat());
+    assert_eq!(bytes(&ExchangeDecision::Act { plan: agreement.clone() }), [b"\0", &plan[..]].concat());
+    assert_eq!(
+        bytes(&ExchangeDecision::Agreed { agreed: Some(agreement) }),
+        [b"\x01\x01", &plan[..]].concat()
+    );
     let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
-    assert_eq!(bytes(&Decision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(bytes(&ExchangeDecision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
     let pieces = b"\x01\0\0\0\x05\0\0\0\x40\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0";
     let end = end(9, Part::PutTarget, &[piece(5, 64, 4096)], 7);
     let expected = [b"\x09\0\0\0\x01\0\x10\0\0\0\0\0\0", &pieces[..], b"\x07\0\0\0"].concat();
@@ -202,7 +206,7 @@ fn a_route_leads_to_every_piece_of_a_buffer() {
     let mut records = records(COUNT);
     records[2].ends[2].pieces = vec![piece(1, 1000, 4000), piece(0, 8, 96)];
     assert_eq!(missing(&records[2], &records[1]), [0, 1]);
-    let Decision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
+    let ExchangeDecision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
     let remote = |id, offset, bytes| RemotePiece { id, offset, bytes };
     let pieces = vec![remote(id(11), 1000, 4000), remote(id(10), 8, 96)];
     assert_eq!(plan.routes(1).unwrap()[0], Route { peer: 2, remote: pieces, slot: 2 });
@@ -213,8 +217,8 @@ proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(drawn in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
         // Reading arbitrary bytes does not panic.
-        let _ = read::<Record>(&drawn);
-        let _ = read::<Decision>(&drawn);
+        let _ = read::<ExchangeRecord>(&drawn);
+        let _ = read::<ExchangeDecision>(&drawn);
         // Reading a written message gives an equal message.
         let mut records = records(COUNT);
         let record = &mut records[rank as usize];
@@ -224,7 +228,7 @@ proptest! {
         prop_assert_eq!(read(&bytes(record)), Ok(record.clone()));
         record.site.unreachable.clear();
         let agreed = decide(&records);
-        let is_action = matches!(agreed, Decision::Act { .. });
+        let is_action = matches!(agreed, ExchangeDecision::Act { .. });
         prop_assert!(is_action);
         for decision in [agreed, decide(&records[..1])] {
             prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
@@ -236,9 +240,9 @@ proptest! {
     #[test]
     fn outcomes_are_judged_in_no_order(kinds in proptest::collection::vec(0u8..4, 1..6), by in 0usize..6) {
         let report = |kind| match kind {
-            0 => Report::Outcome(Outcome::Mapped),
-            1 => Report::Outcome(Outcome::Failed { cause: "no addresses".into() }),
-            2 => Report::Outcome(Outcome::Alone { gone: vec![0] }),
+            0 => Report::Outcome(OpeningOutcome::Mapped),
+            1 => Report::Outcome(OpeningOutcome::Failed { cause: "no addresses".into() }),
+            2 => Report::Outcome(OpeningOutcome::Alone { gone: vec![0] }),
             _ => Report::Late,
         };
         let judge = |reports: &[_]| {
@@ -249,22 +253,22 @@ proptest! {
         let by = by % reports.len();
         reports.rotate_left(by);
         prop_assert_eq!(&first, &judge(&reports));
-        prop_assert_eq!(first == Decision::Agreed { agreed: None }, kinds.iter().all(|kind| *kind == 0));
+        prop_assert_eq!(first == ExchangeDecision::Agreed { agreed: None }, kinds.iter().all(|kind| *kind == 0));
     }
 }
 
 /// The record of a rank that shares two regions: the first has one piece, the second has two.
-fn sharing(rank: u32) -> Record {
+fn sharing(rank: u32) -> ExchangeRecord {
     let region = |name: &str, pieces| SharedRegion { name: name.to_owned(), pieces };
     let regions = vec![
         region("whole", vec![piece(0, 64, 4096)]),
         region("scattered", vec![piece(1, 0, 1 << 20), piece(0, 0, 8)]),
     ];
     let regions = Some(RegionOffer { regions, first_slot: 4 });
-    Record { ends: Vec::new(), regions, ..record(rank, COUNT) }
+    ExchangeRecord { ends: Vec::new(), regions, ..record(rank, COUNT) }
 }
 
-fn offer(record: &mut Record) -> &mut RegionOffer {
+fn offer(record: &mut ExchangeRecord) -> &mut RegionOffer {
     record.regions.as_mut().expect("the record has regions")
 }
 
@@ -290,7 +294,7 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     // Rank 2 could not allocate slots, and reports this as its failure. Its `first_slot` is meaningless: it has one
     // slot (`channels`), but its regions need three. The refusal must give the failure, not complain about the slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
-        record.readiness = Readiness::Failed { cause: "no slots".into() };
+        record.readiness = SharingReadiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);
     }),
 ];
@@ -304,10 +308,10 @@ fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
 /// rank has one slot for each peer, and no two peers have the same slot of a rank.
 #[test]
 fn regions_lead_to_every_member() {
-    let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();
+    let mut records: Vec<ExchangeRecord> = (0..COUNT).map(sharing).collect();
     records[1].regions = Some(RegionOffer { regions: Vec::new(), first_slot: 9 });
     records[1].exports.clear();
-    let Decision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
+    let ExchangeDecision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
     assert_eq!((missing(&records[0], &records[3]), missing(&records[1], &records[3])), (vec![0, 1], vec![]));
     let routes: Vec<_> = (0..COUNT).map(|rank| plan.region_routes(rank).unwrap()).collect();
     for (rank, own) in (0..).zip(&routes) {

@@ -10,7 +10,7 @@ use super::{
         contribution::Contribution,
         core::TransferEndpoint,
         handles::Open,
-        meet::Met,
+        meet::AgreedExchange,
         protocol::{MemoryPiece, RegionRoute, SharedRegion},
         slots::words,
     },
@@ -55,26 +55,26 @@ impl Exchange {
         regions: &[(&str, Memory)],
     ) -> Result<Regions, Error> {
         let contribution = Contribution::Regions(regions);
-        self.meet(members, name, &contribution, |met| self.opened_regions(met, regions))
+        self.meet(members, name, &contribution, |agreed| self.opened_regions(agreed, regions))
     }
 
     /// Builds the agreed regions. Returns `None` if the agreement has no routes for this rank, gives it a slot that it
     /// has not allocated for this call, or needs an allocation of a peer that is not open.
-    fn opened_regions(&self, met: &Met<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
+    fn opened_regions(&self, agreed: &AgreedExchange<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
         let shared = &self.owner.shared;
         let ranks = shared.info.global_ranks();
         let mut peers: Vec<Option<Peer>> = ranks.iter().map(|_| None).collect();
-        for route in met.agreement.region_routes(shared.rank())? {
+        for route in agreed.agreement.region_routes(shared.rank())? {
             let place = ranks.iter().position(|rank| *rank == route.peer.rank)?;
-            *peers.get_mut(place)? = Some(self.opened_peer(met, route, place, regions)?);
+            *peers.get_mut(place)? = Some(self.opened_peer(agreed, route, place, regions)?);
         }
-        self.made_current(met, peers.iter().flatten().map(|peer| &peer.core));
+        self.made_current(agreed, peers.iter().flatten().map(|peer| &peer.core));
         let info =
             |(name, memory): &(&str, Memory)| RegionInfo::new(name, vec![(memory.ptr(), memory.bytes())]);
         let inner = RegionsState {
             owner: self.owner.clone(),
-            name: met.plan.to_owned(),
-            generation: met.agreement.generation,
+            name: agreed.plan.to_owned(),
+            generation: agreed.agreement.generation,
             own: regions.iter().map(info).collect(),
             peers,
         };
@@ -83,7 +83,7 @@ impl Exchange {
 
     fn opened_peer(
         &self,
-        met: &Met<'_>,
+        agreed: &AgreedExchange<'_>,
         route: RegionRoute<'_>,
         place: usize,
         regions: &[(&str, Memory)],
@@ -92,7 +92,7 @@ impl Exchange {
         let mut imports = Open::new();
         let mut piece = |piece: &MemoryPiece| -> Option<(DevicePtr, usize)> {
             let export = peer.exports.get(piece.export as usize)?;
-            let base = met.import(peer.rank, export.id, &mut imports)?;
+            let base = agreed.import(peer.rank, export.id, &mut imports)?;
             Some((base + piece.offset, usize::try_from(piece.bytes).ok()?))
         };
         let region = |SharedRegion { name, pieces }: &SharedRegion| {
@@ -100,14 +100,14 @@ impl Exchange {
         };
         let infos = peer.regions.as_ref()?.regions.iter().map(region).collect::<Option<_>>()?;
         let own_slot = route.own_slot as usize;
-        if !met.slots.contains(&own_slot) {
+        if !agreed.slots.contains(&own_slot) {
             return None;
         }
         let theirs = shared.slab.buffer_ptr(place).ok()?;
         let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
-        let wire = TransferEndpoint::new(peer.rank, own, theirs);
+        let endpoint = TransferEndpoint::new(peer.rank, own, theirs);
         let memory = Contribution::Regions(regions).memory();
-        let core = self.core(met.name(), own_slot..own_slot + 1, vec![wire], memory, imports, true);
+        let core = self.core(agreed.name(), own_slot..own_slot + 1, vec![endpoint], memory, imports, true);
         Some(Peer { core, regions: infos, waits: Mutex::new(0) })
     }
 }

@@ -253,7 +253,7 @@ impl Regions {
     /// return [`Fault::Abandoned`] once this rank has noticed that the regions were dropped.
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let peer = self.admit(peer, stream)?;
-        let wire = peer.wire();
+        let endpoint = peer.endpoint();
         if stream.capture_status()? != CaptureStatus::None {
             return Err(TransferError::Captured { asked: "wait" });
         }
@@ -262,11 +262,11 @@ impl Regions {
         let mut waits = lock(&peer.waits);
         let round = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
-        wire.awaited.store(round, Ordering::Release);
+        endpoint.awaited.store(round, Ordering::Release);
         // SAFETY: `own.count` lies in this rank's slots, which stay mapped while any operation is under way.
-        let waited = unsafe { stream.wait_value32(wire.own.count, WaitCondition::GreaterOrEqual, round) };
+        let waited = unsafe { stream.wait_value32(endpoint.own.count, WaitCondition::GreaterOrEqual, round) };
         if let Err(error) = waited {
-            wire.awaited.store(*waits, Ordering::Release);
+            endpoint.awaited.store(*waits, Ordering::Release);
             return Err(error.into());
         }
         *waits = round;
@@ -374,7 +374,7 @@ impl Regions {
         let peer = self.admit(place, stream)?;
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         if core.peer_left.load(Ordering::Acquire) {
-            return Err(Fault::Abandoned { peer: peer.wire().peer }.into());
+            return Err(Fault::Abandoned { peer: peer.endpoint().peer }.into());
         }
         let copies = copies(peer)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
@@ -422,8 +422,8 @@ impl Regions {
         copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
     ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
         // The lock is held until `done` is recorded, so that two threads send their counts in ascending order.
-        let wire = peer.wire();
-        let mut turn = wire.turn();
+        let endpoint = peer.endpoint();
+        let mut turn = endpoint.turn();
         let round = turn.round.wrapping_add(1);
         // Only the notification waits for the previous notification. The copies do not wait for other streams.
         let copied = copy().and_then(|()| match &turn.last {
@@ -434,7 +434,7 @@ impl Regions {
             return (Err(error), None);
         }
         // SAFETY: `theirs.count` lies in the peer's slots, which stay mapped while any operation is under way.
-        let sent = unsafe { stream.write_value32(wire.theirs.count, round) };
+        let sent = unsafe { stream.write_value32(endpoint.theirs.count, round) };
         let ended = sent.and_then(|()| stream.record(done));
         if let Err(error) = &ended {
             // The peer may have got this notification already. A repeated call would send the same count again, which

@@ -107,7 +107,12 @@ impl PreparedRanges {
     }
 
     /// Fails if another set of regions has prepared the list, or if it is not of rank `rank`.
-    pub(super) fn check(&self, set: &Arc<RegionsState>, side: Side, rank: usize) -> Result<(), TransferError> {
+    pub(super) fn check(
+        &self,
+        set: &Arc<RegionsState>,
+        side: Side,
+        rank: usize,
+    ) -> Result<(), TransferError> {
         if ptr::eq(self.set.as_ptr(), Arc::as_ptr(set)) && self.rank == rank {
             return Ok(());
         }

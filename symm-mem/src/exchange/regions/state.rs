@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use cuda_driver::DevicePtr;
 
 use super::super::{
-    Owner,
+    ExchangeState,
     core::{Core, TransferEndpoint},
 };
 
@@ -14,7 +14,7 @@ pub(super) const WIRE: usize = 0;
 
 /// The state of a set of regions, which the clones of [`Regions`](super::Regions) share.
 pub(super) struct RegionsState {
-    pub(super) owner: Arc<Owner>,
+    pub(super) owner: Arc<ExchangeState>,
     pub(super) name: String,
     pub(super) generation: u64,
     /// This rank's regions.
@@ -44,8 +44,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn wire(&self) -> &TransferEndpoint {
-        &self.core.wires[WIRE]
+    pub(super) fn endpoint(&self) -> &TransferEndpoint {
+        &self.core.endpoints[WIRE]
     }
 }
 

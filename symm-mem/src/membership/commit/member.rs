@@ -14,18 +14,18 @@ use process_group::{
 use super::{
     offer::{cause, ended_by_another, operation},
     peers::{OfferedPeers, OpenedPeers},
-    watch::Watch,
+    watch::VerdictWatch,
 };
 use crate::{
     agreement::{
-        Agreed, Answer, CommitProtocol, Ending, Outcome, PeerMappings, Plan, Segment, Start, commit_ending,
-        ending::store_error,
+        Agreed, CommitOutcome, CommitPlan, CommitProtocol, Ending, PeerMappings, RegistrationOutcome,
+        Segment, Start, commit_ending, ending::store_error,
     },
     membership::{
         group::{SymmetricGroup, object_of},
         memberships::Memberships,
     },
-    pool::Memory,
+    pool::PoolMemory,
     sharing,
 };
 
@@ -54,19 +54,23 @@ impl Member<'_> {
         let (length, mut actions, mut last) = (record.log.length, 0, None);
         let (domain, memory) = (self.memberships.domain(), self.memberships.memory());
         let object = object_of(domain, self.group);
-        let act = |plan: &Plan, deadline: Deadline, _: &dyn Fn() -> bool| {
+        let act = |plan: &CommitPlan, deadline: Deadline, _: &dyn Fn() -> bool| {
             let verdict_key = verdict_key(&member.name, actions);
             actions += 1;
             last = Some(plan.clone());
             match plan {
-                Plan::Register(agreed) => Answer::Registered(self.register(agreed, deadline, verdict_key)),
-                Plan::Open(agreed) => Answer::Opened(self.open(agreed, deadline)),
-                Plan::Hashes { range, .. } => {
-                    Answer::hashes(*range, |length| memory.arena().log().hash_at(length))
+                CommitPlan::Register(agreed) => {
+                    CommitOutcome::Registered(self.register(agreed, deadline, verdict_key))
                 }
-                Plan::Recall { sequence, .. } => Answer::recalled(*sequence, length, |sequence| {
-                    memory.arena().log().operation(sequence).map(operation)
-                }),
+                CommitPlan::Open(agreed) => CommitOutcome::Opened(self.open(agreed, deadline)),
+                CommitPlan::Hashes { range, .. } => {
+                    CommitOutcome::hashes(*range, |length| memory.arena().log().hash_at(length))
+                }
+                CommitPlan::Recall { sequence, .. } => {
+                    CommitOutcome::recalled(*sequence, length, |sequence| {
+                        memory.arena().log().operation(sequence).map(operation)
+                    })
+                }
             }
         };
         match agreement::run::<CommitProtocol>(&**domain.store(), member.clone(), record, act, object) {
@@ -83,7 +87,7 @@ impl Member<'_> {
     /// - A verdict that poisons the group. The verdict is the members' agreed judgement of all outcomes. One failed
     ///   outcome decides it, so it may exist before this rank has an outcome.
     /// - A failure of the agreement.
-    fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
+    fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> RegistrationOutcome {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();
         // For each segment, the index of its request and its offset in that request in bytes.
@@ -107,15 +111,15 @@ impl Member<'_> {
         let domain = self.memberships.domain().clone();
         let communicator = self.group.communicator();
         let (abort, health) = (communicator.abort_handle(), self.group.health_handle());
-        let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
-        let memory: Arc<Memory> = self.memberships.memory().clone();
+        let _watch = VerdictWatch::begin(domain, abort, health, verdict_key, deadline);
+        let memory: Arc<PoolMemory> = self.memberships.memory().clone();
         communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: each rank's communicator keeps that rank's segments allocated until the communicator has ended,
         // except retired segments. A retired segment is freed earlier, but only after all ranks have deregistered its
         // window. Segments neither move nor shrink.
         let outcomes = match unsafe { communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
-            Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
+            Err(CommError::DeadlineExceeded { .. }) => return RegistrationOutcome::Blocked,
             Err(error) => return self.failed(error),
         };
         let mut windows = Vec::new();
@@ -125,7 +129,10 @@ impl Member<'_> {
                 WindowOutcome::Registered(window) => windows.push(window),
                 WindowOutcome::Unsupported(reason) => unsupported = Some(reason.to_string()),
                 other => {
-                    return Outcome::Failed { ordinal: None, cause: format!("unknown outcome {other:?}") };
+                    return RegistrationOutcome::Failed {
+                        ordinal: None,
+                        cause: format!("unknown outcome {other:?}"),
+                    };
                 }
             }
         }
@@ -133,33 +140,33 @@ impl Member<'_> {
             None => {
                 let window = |(at, begin): &(usize, u64)| Some((windows.get(*at)?.clone(), *begin));
                 self.windows = places.iter().filter_map(window).collect();
-                Outcome::Registered
+                RegistrationOutcome::Registered
             }
-            Some(reason) if windows.is_empty() => Outcome::Unsupported { reason },
+            Some(reason) if windows.is_empty() => RegistrationOutcome::Unsupported { reason },
             Some(reason) => {
                 let (got, asked) = (windows.len(), requests.len());
                 let cause = format!("only {got} of {asked} requests became windows: {reason}");
-                Outcome::Failed { ordinal: None, cause }
+                RegistrationOutcome::Failed { ordinal: None, cause }
             }
         }
     }
 
     /// Opens the memory that the members offer in `agreed`, and returns the outcome. Gives up at the deadline.
-    fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome {
+    fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::OpeningOutcome {
         let (Some(offered), PeerMappings::Offered { members }) = (&mut self.offered, &agreed.peers) else {
-            return sharing::Outcome::Failed { cause: "it has offered no memory".to_owned() };
+            return sharing::OpeningOutcome::Failed { cause: "it has offered no memory".to_owned() };
         };
         match offered.open(members, deadline) {
             Ok(opened) => {
                 self.opened = Some(opened);
-                sharing::Outcome::Mapped
+                sharing::OpeningOutcome::Mapped
             }
             Err(outcome) => outcome,
         }
     }
 
     /// Returns the outcome of a registration that failed with `error`.
-    fn failed(&self, error: CommError) -> Outcome {
+    fn failed(&self, error: CommError) -> RegistrationOutcome {
         // `error` may be a consequence of the loss of a member: the first member that notices the loss aborts its
         // communicator, and this rank's registration then fails. Wait until this rank has noticed the loss too, so that
         // the outcome can name the lost member.
@@ -167,8 +174,8 @@ impl Member<'_> {
             health.await_cause(&error);
         }
         match ended_by_another(self.group, self.memberships.domain().rank()) {
-            Some(rank) => Outcome::Ended { rank },
-            None => Outcome::Failed { ordinal: None, cause: cause(self.group, error) },
+            Some(rank) => RegistrationOutcome::Ended { rank },
+            None => RegistrationOutcome::Failed { ordinal: None, cause: cause(self.group, error) },
         }
     }
 }

@@ -45,7 +45,7 @@ use super::{
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, NoWindows, PeerMappings, PeerOffer, Poison, Readiness, Record,
+        Agreed, CommitProtocol, CommitRecord, Ending, NoWindows, PeerMappings, PeerOffer, Poison, Readiness,
         Segment, Start, WindowSupport,
     },
     error::Error,
@@ -185,7 +185,7 @@ impl Memberships {
             return None;
         }
         let group = group_state.log.group();
-        let report = CommitReport::of(group, self.table().standings(group)?);
+        let report = CommitReport::of(group, self.table().states(group)?);
         group_state.log.skip();
         Some(report)
     }
@@ -261,7 +261,7 @@ impl Memberships {
             Readiness::Ready if !new.is_empty() => offer(group_state, &new),
             _ => PeerOffer::Missing { cause: "it has no new segments, or is not ready".to_owned() },
         };
-        let record = Record {
+        let record = CommitRecord {
             domain: self.domain().ranks().into(),
             policy: options.policy,
             readiness,
@@ -300,20 +300,20 @@ impl Memberships {
             PeerMappings::Unmapped { reason } if new_segments > 0 => Some(reason),
             _ => None,
         };
-        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-        standings.peers = owner.or(standings.peers);
-        let before = standings.windows();
+        let mut states = self.table().states(group).cloned().unwrap_or_default();
+        states.peers = owner.or(states.peers);
+        let before = states.windows();
         let mut windows = windows.into_iter().filter(|_| without.is_none());
         for segment in offered.iter().take(new_segments) {
-            let (standing, window) = match windows.next() {
+            let (state, window) = match windows.next() {
                 Some((serial, window)) => (RegistrationState::Window { serial }, window),
                 None => (RegistrationState::Agreed, None),
             };
-            standings.enter(segment.ordinal, standing, window);
+            states.enter(segment.ordinal, state, window);
         }
-        let report = CommitReport::of(group, &standings);
+        let report = CommitReport::of(group, &states);
         let new_windows = report.windows - before;
-        self.update_table(|table| table.with_group(group, standings));
+        self.update_table(|table| table.with_group(group, states));
         group_state.mapped.add(mapped.unwrap_or_default());
         Ok(CommitReport { new_segments, new_windows, without, pending, unmapped, ..report })
     }
@@ -328,7 +328,7 @@ impl Memberships {
             group.set_pads(Pads::new(own, pads));
         }
         let keep = |(since, (segment, buffers)): (u64, (&Segment, Arc<PeerBuffers>))| {
-            let mapping = Arc::new(PeerMapping { since, buffers });
+            let mapping = Arc::new(PeerMapping { number: since, buffers });
             self.memory().attachments().put(&group.mappings, segment.ordinal, mapping);
             let pool = (self.memory(), self.published());
             MappedSegment::new(since, group.clone(), pool, segment.ordinal)

@@ -8,9 +8,9 @@ use process_group::{error_text, store::Deadline};
 
 use crate::{
     agreement::{MemberMemory, OfferedMemory, PeerOffer, Segment},
-    pool::Memory,
+    pool::PoolMemory,
     rendezvous::{OwnPad, PeerBuffers, PeerGroup},
-    sharing::{self, Offer, Outcome, Party, Shareable, Site},
+    sharing::{self, Offer, OpeningOutcome, Party, Shareable, Site},
 };
 
 /// The memory that this rank offers in one commit. The other members can open it until this value is dropped.
@@ -42,7 +42,7 @@ impl OfferedPeers {
     /// for this rank's record. On failure, returns a description of the problem as the error.
     pub(super) fn make(
         group: Arc<PeerGroup>,
-        memory: &Memory,
+        memory: &PoolMemory,
         segments: &[Segment],
         next: u64,
     ) -> Result<(Self, PeerOffer), String> {
@@ -88,8 +88,8 @@ impl OfferedPeers {
         &mut self,
         members: &[MemberMemory],
         deadline: Deadline,
-    ) -> Result<OpenedPeers, Outcome> {
-        let failed = |cause: String| Outcome::Failed { cause };
+    ) -> Result<OpenedPeers, OpeningOutcome> {
+        let failed = |cause: String| OpeningOutcome::Failed { cause };
         let (context, info) = (&self.group.context, &self.group.info);
         let _relaxed = RelaxedCapture::enter(context.driver());
         let party = |rank: &u32| {

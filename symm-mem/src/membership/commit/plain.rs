@@ -85,9 +85,9 @@ impl Memberships {
         let group = group_state.log.group();
         let kept = group_state.conclude_plain(segments, result, undone, cause);
         if let Ok(true) = kept {
-            let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-            standings.enter_registered(segments.iter().map(|segment| segment.ordinal), registered);
-            self.update_table(|table| table.with_group(group, standings));
+            let mut states = self.table().states(group).cloned().unwrap_or_default();
+            states.enter_registered(segments.iter().map(|segment| segment.ordinal), registered);
+            self.update_table(|table| table.with_group(group, states));
         }
         self.publish_poison(group_state);
         kept

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     agreement::{GroupId, NoWindows, Refusal, Unmapped},
-    membership::lookup::Standings,
+    membership::lookup::SegmentStates,
 };
 
 /// The result of a commit. Equal on all members that get a report of the commit, except for `elapsed`.
@@ -25,8 +25,9 @@ pub struct CommitReport {
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if they have windows, or if this rank had nothing to commit and so [skipped](crate::SymmetricPool::commit)
-    /// the commit. Then each other member has skipped it too, or gets an error instead of a report.
+    /// `None` if they have windows, or if this rank had nothing to commit and so
+    /// [skipped](crate::SymmetricPool::commit) the commit. Then each other member has skipped it too, or gets an error
+    /// instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo their registrations, and
@@ -44,15 +45,15 @@ pub struct CommitReport {
 }
 
 impl CommitReport {
-    /// Returns the report of a commit for `group` without new segments. `standings` are the states of the pool's
+    /// Returns the report of a commit for `group` without new segments. `states` are the states of the pool's
     /// segments in the group; the totals in the report are computed from them.
-    pub(super) fn of(group: GroupId, standings: &Standings) -> Self {
+    pub(super) fn of(group: GroupId, states: &SegmentStates) -> Self {
         Self {
             group,
             new_segments: 0,
             new_windows: 0,
-            segments: standings.committed(),
-            windows: standings.windows(),
+            segments: states.committed(),
+            windows: states.windows(),
             without: None,
             registered: false,
             pending: None,

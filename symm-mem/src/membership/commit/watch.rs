@@ -20,22 +20,22 @@ use crate::{
     membership::group::ABORT_PATIENCE,
 };
 
-/// The time limit of each store request of the [`Watch`]'s thread. After a request that timed out, the thread ends if
-/// the [`Watch`] was dropped.
+/// The time limit of each store request of the [`VerdictWatch`]'s thread. After a request that timed out, the thread
+/// ends if the [`VerdictWatch`] was dropped.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the
 /// outcomes of all members. The thread aborts the communicator if the verdict says that the group is poisoned, or if a
 /// failure of the agreement is stored in place of the verdict. Without the abort, the registration of this member might
 /// never return. Dropping this value makes the thread end, but does not wait for its end.
-pub(super) struct Watch {
+pub(super) struct VerdictWatch {
     /// The handle that aborts the communicator. It is shared with the thread, which has no other reference to the
-    /// communicator. The drop of the [`Watch`] removes the handle, so that a thread that still waits for the store does
-    /// not keep the resources of the communicator.
+    /// communicator. The drop of the [`VerdictWatch`] removes the handle, so that a thread that still waits for the
+    /// store does not keep the resources of the communicator.
     abort: Arc<Mutex<Option<AbortHandle>>>,
 }
 
-impl Watch {
+impl VerdictWatch {
     /// Watches for a verdict under `verdict_key` until `deadline`. The thread's action depends on the stored value:
     /// - [`Failure::Unreadable`] (a member's outcome cannot be decoded): it aborts at once.
     /// - Another failure of the agreement, or the verdict [`Poison::MembersLost`]: members are lost. The thread waits
@@ -88,7 +88,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for VerdictWatch {
     fn drop(&mut self) {
         let abort = lock(&self.abort).take();
         // Unlock first, because the drop of the handle may free resources of the communicator.

@@ -1,8 +1,8 @@
 //! The decision of a rendezvous, as a pure function of the members' records.
 
 use super::{
-    Decision,
-    record::{Readiness, Record},
+    RendezvousDecision,
+    record::{RendezvousRecord, SharingReadiness},
     refusal::RendezvousRefusal,
 };
 use crate::{agreement::ValuesByRank, sharing::Uuid};
@@ -10,7 +10,7 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// Makes the decision from the records of all members. The records are in the group's order.
 ///
 /// The checks, in this order:
-/// 1. All records have the same `group`, `members`, `life`, `number` and `shared_devices`.
+/// 1. All records have the same `group`, `members`, `generation`, `number` and `shared_devices`.
 /// 2. Every rank is ready.
 /// 3. The ranks' memory is on the same kind of device.
 /// 4. The ranks' memory has the same [`Subject`](super::Subject). Their buffers have the same size, their allocations
@@ -25,38 +25,44 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// - `Agreed` if all ranks have mapped this memory in the same earlier rendezvous. The agreed value is the number of
 ///   that rendezvous, and nothing is mapped again.
 /// - `Act` otherwise. All ranks map the memory that the records describe.
-pub fn decide(records: &[Record]) -> Decision {
+pub fn decide(records: &[RendezvousRecord]) -> RendezvousDecision {
     let checks =
         [identity_mismatch, unready, other_kind, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
-        return Decision::Refused { refusal };
+        return RendezvousDecision::Refused { refusal };
     }
     let mapped = split(records, |record| record.mapped);
     if let [only] = mapped.entries.as_slice()
         && let Some(number) = only.value
     {
-        return Decision::Agreed { agreed: number };
+        return RendezvousDecision::Agreed { agreed: number };
     }
-    Decision::Act { plan: records.to_vec() }
+    RendezvousDecision::Act { plan: records.to_vec() }
 }
 
-fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> ValuesByRank<V> {
+fn split<V: PartialEq>(
+    records: &[RendezvousRecord],
+    value: impl Fn(&RendezvousRecord) -> V,
+) -> ValuesByRank<V> {
     ValuesByRank::of(records.iter().map(|record| (record.rank, value(record))))
 }
 
-fn differs<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Option<ValuesByRank<V>> {
+fn differs<V: PartialEq>(
+    records: &[RendezvousRecord],
+    value: impl Fn(&RendezvousRecord) -> V,
+) -> Option<ValuesByRank<V>> {
     let split = split(records, value);
     (!split.is_unanimous()).then_some(split)
 }
 
-type Field = fn(&Record) -> u64;
+type Field = fn(&RendezvousRecord) -> u64;
 
-fn identity_mismatch(records: &[Record]) -> Option<RendezvousRefusal> {
+fn identity_mismatch(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     let identities: [(&str, Field); 6] = [
         ("the group's number", |record| record.group.uid),
         ("the group's epoch", |record| record.group.epoch),
         ("the group's members", |record| record.members),
-        ("how often they have made the group's rendezvous", |record| record.life),
+        ("how often they have made the group's rendezvous", |record| record.generation),
         ("the number of the rendezvous", |record| record.number),
         ("whether ranks may share a device", |record| record.shared_devices.into()),
     ];
@@ -66,26 +72,26 @@ fn identity_mismatch(records: &[Record]) -> Option<RendezvousRefusal> {
     })
 }
 
-fn unready(records: &[Record]) -> Option<RendezvousRefusal> {
+fn unready(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     let failed = records.iter().filter_map(|record| match &record.readiness {
-        Readiness::Failed { cause } => Some((record.rank, cause)),
+        SharingReadiness::Failed { cause } => Some((record.rank, cause)),
         _ => None,
     });
     if let Some((rank, cause)) = failed.min_by_key(|(rank, _)| *rank) {
         return Some(RendezvousRefusal::PeerPrepareFailed { rank, cause: cause.clone() });
     }
-    let capturing = records.iter().filter(|record| record.readiness == Readiness::Capturing);
+    let capturing = records.iter().filter(|record| record.readiness == SharingReadiness::Capturing);
     let mut ranks: Vec<u32> = capturing.map(|record| record.rank).collect();
     ranks.sort_unstable();
     (!ranks.is_empty()).then_some(RendezvousRefusal::RendezvousDuringCapture { ranks })
 }
 
-fn other_kind(records: &[Record]) -> Option<RendezvousRefusal> {
+fn other_kind(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     differs(records, |record| record.export.handle.foreign_kind().map(str::to_owned))?;
     Some(RendezvousRefusal::HandleKindMismatch { kinds: handle_names(records) })
 }
 
-fn other_memory(records: &[Record]) -> Option<RendezvousRefusal> {
+fn other_memory(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     if let Some(subjects) = differs(records, |record| record.subject) {
         return Some(RendezvousRefusal::SubjectMismatch { subjects });
     }
@@ -101,7 +107,7 @@ fn other_memory(records: &[Record]) -> Option<RendezvousRefusal> {
     })
 }
 
-fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
+fn same_device(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     if records.iter().any(|record| record.shared_devices) {
         return None;
     }
@@ -110,7 +116,7 @@ fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
     Some(RendezvousRefusal::SameDevice { ranks: shared.ranks, device: shared.value.1 })
 }
 
-fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
+fn unshareable(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     let one_process = differs(records, |record| (record.site.host, record.site.process)).is_none();
     if one_process {
         return None;
@@ -128,13 +134,13 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
     })
 }
 
-fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {
+fn unreachable(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     records.iter().find_map(|record| {
         let peer = records.iter().find(|peer| !record.site.can_access(&peer.site))?;
         Some(RendezvousRefusal::NoPeerAccess { rank: record.rank, peer: peer.rank })
     })
 }
 
-fn handle_names(records: &[Record]) -> ValuesByRank<String> {
+fn handle_names(records: &[RendezvousRecord]) -> ValuesByRank<String> {
     split(records, |record| record.export.handle.name())
 }

@@ -1,6 +1,7 @@
 //! The rendezvous protocol without I/O: the members of a group agree to map each other's memory.
 //!
-//! - [`Record`]: the message of a rank, which describes its buffer, its device, and the handles of its memory.
+//! - [`RendezvousRecord`]: the message of a rank, which describes its buffer, its device, and the handles of its
+//!   memory.
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
 //! - [`RendezvousRefusal`]: the reason for a failure. All members get the same one, unless two processes run as one
 //!   rank, or members have different lists of members.
@@ -19,12 +20,12 @@ use bootstrap::agreement::{self, Protocol, Report};
 pub(crate) use self::record::prefix;
 pub use self::{
     decide::decide,
-    record::{Readiness, Record, Subject},
+    record::{RendezvousRecord, SharingReadiness, Subject},
     refusal::RendezvousRefusal,
 };
 use crate::{
     agreement::{self as agreements, PROTOCOL, wire},
-    sharing::{self, Outcome},
+    sharing::{self, OpeningOutcome},
 };
 
 /// The agreement of one rendezvous.
@@ -34,31 +35,34 @@ pub struct RendezvousProtocol;
 impl Protocol for RendezvousProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
 
-    type Record = Record;
-    type Plan = Vec<Record>;
-    type Outcome = Outcome;
+    type Record = RendezvousRecord;
+    type Plan = Vec<RendezvousRecord>;
+    type Outcome = OpeningOutcome;
     type Agreed = u64;
     type Refusal = RendezvousRefusal;
 
-    fn decide(records: &[(u32, Record)]) -> Decision {
-        let records: Vec<Record> = records.iter().map(|(_, record)| record.clone()).collect();
+    fn decide(records: &[(u32, RendezvousRecord)]) -> RendezvousDecision {
+        let records: Vec<RendezvousRecord> = records.iter().map(|(_, record)| record.clone()).collect();
         decide(&records)
     }
 
-    fn is_final(outcome: &Outcome) -> bool {
-        matches!(outcome, Outcome::Failed { .. })
+    fn is_final(outcome: &OpeningOutcome) -> bool {
+        matches!(outcome, OpeningOutcome::Failed { .. })
     }
 
-    fn judge(records: &Vec<Record>, reports: &[(u32, Report<Outcome>)]) -> Decision {
+    fn judge(
+        records: &Vec<RendezvousRecord>,
+        reports: &[(u32, Report<OpeningOutcome>)],
+    ) -> RendezvousDecision {
         match sharing::judge(reports) {
             // `decide` refuses records with different numbers, so the number of any record is right.
-            None => Decision::Agreed { agreed: records.first().map_or(0, |record| record.number) },
-            Some(failure) => Decision::Refused { refusal: failure.into() },
+            None => RendezvousDecision::Agreed { agreed: records.first().map_or(0, |record| record.number) },
+            Some(failure) => RendezvousDecision::Refused { refusal: failure.into() },
         }
     }
 }
 
 /// The decision that all members follow.
-pub type Decision = agreement::Decision<RendezvousProtocol>;
+pub type RendezvousDecision = agreement::Decision<RendezvousProtocol>;
 /// The reason why a rendezvous failed on this member.
-pub type Ending = agreements::Ending<RendezvousRefusal>;
+pub type RendezvousEnding = agreements::Ending<RendezvousRefusal>;

@@ -56,7 +56,7 @@ impl fmt::Display for Subject {
 
 /// Whether a rank can take part now, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Readiness {
+pub enum SharingReadiness {
     /// The rank can take part.
     Ready,
     /// The memory belongs to a pool that is frozen by a declared capture ([`PoolCapture`](crate::PoolCapture)).
@@ -67,16 +67,16 @@ pub enum Readiness {
         cause: String,
     },
 }
-wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } });
+wire_enum!(SharingReadiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } });
 
 /// The message of a rank to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct RendezvousRecord {
     /// The group.
     pub group: GroupId,
     /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) object for the
     /// group, including the one that sends this record.
-    pub life: u64,
+    pub generation: u64,
     /// The number of calls that this rank made before with the same `Rendezvous` object: 0 for the first call, in which
     /// the members map their signal pads.
     pub number: u64,
@@ -85,7 +85,7 @@ pub struct Record {
     /// A hash of the list of the group's members, as ranks of the job, in the group's order.
     pub members: u64,
     /// The readiness of the rank.
-    pub readiness: Readiness,
+    pub readiness: SharingReadiness,
     /// True if the options of this rank permit several members on one device.
     pub shared_devices: bool,
     /// The memory that the rank brings.
@@ -102,9 +102,9 @@ pub struct Record {
     /// The whole allocation that contains the buffer. If `readiness` is `Failed`, an allocation of 0 bytes.
     pub export: Export,
 }
-wire_struct!(Record {
+wire_struct!(RendezvousRecord {
     group,
-    life,
+    generation,
     number,
     rank,
     members,
@@ -119,15 +119,16 @@ wire_struct!(Record {
 });
 
 /// Returns the prefix of the store keys of a rendezvous. Later agreements about the memory that the rendezvous maps use
-/// the same prefix. `life` and `number` are the fields of the [`Record`]. Both numbers count collective calls, which
-/// all members make equally often. So all members get the same prefix, although each of them counts only its own calls.
-pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
-    format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
+/// the same prefix. `generation` and `number` are the fields of the [`RendezvousRecord`]. Both numbers count collective
+/// calls, which all members make equally often. So all members get the same prefix, although each of them counts only
+/// its own calls.
+pub(crate) fn prefix(group: GroupId, generation: u64, number: u64) -> String {
+    format!("symm/meeting/{:x}.{}/{generation}/{number}", group.uid, group.epoch)
 }
 
-impl Record {
+impl RendezvousRecord {
     /// The prefix of the store keys of this rendezvous.
     pub fn prefix(&self) -> String {
-        prefix(self.group, self.life, self.number)
+        prefix(self.group, self.generation, self.number)
     }
 }

@@ -5,7 +5,10 @@ use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
 use proptest::prelude::*;
 
-use super::{Decision, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, decide};
+use super::{
+    OpeningOutcome, RendezvousDecision, RendezvousProtocol, RendezvousRecord, RendezvousRefusal,
+    SharingReadiness, Subject, decide,
+};
 use crate::{
     agreement::{
         LogPoint, PoolId,
@@ -14,14 +17,14 @@ use crate::{
     sharing::{Export, Handle, Site, Uuid},
 };
 
-fn record(rank: u32) -> Record {
-    Record {
+fn record(rank: u32) -> RendezvousRecord {
+    RendezvousRecord {
         group: GroupId { uid: 5, epoch: 1 },
-        life: 1,
+        generation: 1,
         number: 3,
         rank,
         members: 99,
-        readiness: Readiness::Ready,
+        readiness: SharingReadiness::Ready,
         shared_devices: false,
         subject: Subject::Allocation,
         offset: 64,
@@ -32,7 +35,7 @@ fn record(rank: u32) -> Record {
     }
 }
 
-fn records(count: u32) -> Vec<Record> {
+fn records(count: u32) -> Vec<RendezvousRecord> {
     (0..count).map(record).collect()
 }
 
@@ -40,25 +43,25 @@ fn foreign(kind: &str, descriptor: bool) -> Handle {
     Handle::Foreign { kind: kind.into(), descriptor, handle: None }
 }
 
-fn refusal(records: &[Record]) -> RendezvousRefusal {
+fn refusal(records: &[RendezvousRecord]) -> RendezvousRefusal {
     match decide(records) {
-        Decision::Refused { refusal } => refusal,
+        RendezvousDecision::Refused { refusal } => refusal,
         other => panic!("{other:?}"),
     }
 }
 
 /// The name of the expected refusal, and the change of one member's record that causes it.
-type Difference = (&'static str, fn(&mut Record));
+type RecordDifference = (&'static str, fn(&mut RendezvousRecord));
 
-const DIFFERENCES: [Difference; 17] = [
+const DIFFERENCES: [RecordDifference; 17] = [
     ("IdentityMismatch", |record| record.group.epoch += 1),
     ("IdentityMismatch", |record| record.group.uid += 1),
-    ("IdentityMismatch", |record| record.life += 1),
+    ("IdentityMismatch", |record| record.generation += 1),
     ("IdentityMismatch", |record| record.members += 1),
     ("IdentityMismatch", |record| record.number += 1),
     ("IdentityMismatch", |record| record.shared_devices = true),
-    ("PeerPrepareFailed", |record| record.readiness = Readiness::Failed { cause: "no memory".into() }),
-    ("RendezvousDuringCapture", |record| record.readiness = Readiness::Capturing),
+    ("PeerPrepareFailed", |record| record.readiness = SharingReadiness::Failed { cause: "no memory".into() }),
+    ("RendezvousDuringCapture", |record| record.readiness = SharingReadiness::Capturing),
     ("SubjectMismatch", |record| record.subject = Subject::Persistent { id: 7 }),
     ("SubjectMismatch", |record| {
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
@@ -110,12 +113,12 @@ fn devices_and_hosts() {
     let text = refusal(&same).to_string();
     assert!(text.contains("UUID 6770752d-7369-6d20-6465-766963652030 "), "{text}");
     same.iter_mut().for_each(|record| record.shared_devices = true);
-    assert!(matches!(decide(&same), Decision::Act { .. }));
+    assert!(matches!(decide(&same), RendezvousDecision::Act { .. }));
 
     // In one process, no memory has to be exported.
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.site.process, record.export.handle) = (0, Handle::NONE));
-    assert!(matches!(decide(&together), Decision::Act { .. }));
+    assert!(matches!(decide(&together), RendezvousDecision::Act { .. }));
 }
 
 #[test]
@@ -127,12 +130,12 @@ fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
     };
     let by_handle = Handle::Foreign { kind: "host".into(), descriptor: false, handle: Some(vec![1]) };
     let mut records = with([foreign("host", true), foreign("host", true)]);
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
     records[1].site.host += 1;
     assert_eq!(refusal(&records).name(), "HostsApart");
     let mut records = with([by_handle.clone(), by_handle.clone()]);
     records[1].site.host += 1;
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
     assert_eq!(refusal(&with([foreign("host", true), by_handle])).name(), "HandleKindMismatch");
     // The kinds must be equal even in one process.
     let mut records = with([foreign("host", false), foreign("disk", false)]);
@@ -141,7 +144,7 @@ fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
     assert!(text.contains("rank 0: no handle of \"host\" memory"), "{text}");
     assert!(text.contains("rank 1: no handle of \"disk\" memory"), "{text}");
     records[1].export.handle = foreign("host", false);
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
 }
 
 /// Of one rank: whether its memory has a file descriptor, whether it has a fabric handle, and the rank's host.
@@ -162,8 +165,8 @@ proptest! {
         let common = |a: &Ways, b: &Ways| (a.1 && b.1) || (a.0 && b.0 && a.2 == b.2);
         let pairs = |(at, a)| ways.iter().skip(at + 1).all(|b| common(a, b));
         match decide(&records) {
-            Decision::Act { .. } => prop_assert!(ways.iter().enumerate().all(pairs)),
-            Decision::Refused { refusal } => {
+            RendezvousDecision::Act { .. } => prop_assert!(ways.iter().enumerate().all(pairs)),
+            RendezvousDecision::Refused { refusal } => {
                 prop_assert!(!ways.iter().enumerate().all(pairs), "{}", refusal);
                 let nobody = ways.iter().all(|(descriptor, fabric, _)| *descriptor && !fabric);
                 prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
@@ -183,22 +186,23 @@ proptest! {
 fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
     let mut records = records(3);
     records.iter_mut().for_each(|record| record.mapped = Some(1));
-    assert_eq!(decide(&records), Decision::Agreed { agreed: 1 });
+    assert_eq!(decide(&records), RendezvousDecision::Agreed { agreed: 1 });
     // If members have mappings of different rendezvous, or some have none, the memory is mapped again.
     records[1].mapped = Some(2);
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
     records[1].mapped = None;
-    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
 }
 
 #[test]
 fn a_failure_outweighs_silence_and_silence_a_wait() {
-    let failed = |cause: &str| Report::Outcome(Outcome::Failed { cause: cause.into() });
-    let mapped = Report::Outcome(Outcome::Mapped);
-    let alone = Report::Outcome(Outcome::Alone { gone: vec![1] });
-    let judge = |reports: &[(u32, Report<Outcome>)]| RendezvousProtocol::judge(&vec![record(0)], reports);
-    let refused = |reports: &[(u32, Report<Outcome>)]| match judge(reports) {
-        Decision::Refused { refusal } => refusal,
+    let failed = |cause: &str| Report::Outcome(OpeningOutcome::Failed { cause: cause.into() });
+    let mapped = Report::Outcome(OpeningOutcome::Mapped);
+    let alone = Report::Outcome(OpeningOutcome::Alone { gone: vec![1] });
+    let judge =
+        |reports: &[(u32, Report<OpeningOutcome>)]| RendezvousProtocol::judge(&vec![record(0)], reports);
+    let refused = |reports: &[(u32, Report<OpeningOutcome>)]| match judge(reports) {
+        RendezvousDecision::Refused { refusal } => refusal,
         other => panic!("{other:?}"),
     };
     let all = [(0, alone.clone()), (1, Report::Late), (2, failed("no addresses"))];
@@ -208,17 +212,17 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     assert_eq!(refused(&[(1, Report::Late), (0, alone.clone()), (2, mapped.clone())]), lost);
     // Rank 0 found that rank 1 was lost, although rank 1 had posted its outcome.
     assert_eq!(refused(&[(0, alone), (1, mapped.clone()), (2, mapped.clone())]), lost);
-    assert_eq!(judge(&[(0, mapped.clone()), (1, mapped)]), Decision::Agreed { agreed: 3 });
+    assert_eq!(judge(&[(0, mapped.clone()), (1, mapped)]), RendezvousDecision::Agreed { agreed: 3 });
 }
 
 /// Ranks of one protocol version must be able to decode each other's messages. So a change of these bytes needs a new
 /// `PROTOCOL_VERSION`.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
-    assert_eq!(bytes(&Decision::Act { plan: Vec::new() }), b"\0\0\0\0\0");
-    assert_eq!(bytes(&Decision::Agreed { agreed: 7 }), b"\x01\x07\0\0\0\0\0\0\0");
+    assert_eq!(bytes(&RendezvousDecision::Act { plan: Vec::new() }), b"\0\0\0\0\0");
+    assert_eq!(bytes(&RendezvousDecision::Agreed { agreed: 7 }), b"\x01\x07\0\0\0\0\0\0\0");
     let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
-    assert_eq!(bytes(&Decision::Refused { refusal }), b"\x02\x04\0\0\0\0");
+    assert_eq!(bytes(&RendezvousDecision::Refused { refusal }), b"\x02\x04\0\0\0\0");
     assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 
@@ -226,11 +230,11 @@ proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(drawn in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
         // Decoding arbitrary bytes causes no panic. A value that is encoded and decoded again is unchanged.
-        let _ = read::<Record>(&drawn);
-        let _ = read::<Decision>(&drawn);
+        let _ = read::<RendezvousRecord>(&drawn);
+        let _ = read::<RendezvousDecision>(&drawn);
         let mut record = record(rank);
         record.site.endpoint = drawn;
-        let decision = Decision::Act { plan: vec![record] };
+        let decision = RendezvousDecision::Act { plan: vec![record] };
         prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
     }
 }

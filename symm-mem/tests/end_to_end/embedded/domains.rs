@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use process_group::{ProcessGroup, store::Store};
 use symm_mem::{
     CommunicatorGroup, Domain, ErrorKind, Geometry, GroupId, PoolId, Refusal, SymmetricPool,
-    agreement::{MeetingId, MeetingKind, Membership, PROTOCOL_VERSION, RankList, Waiting},
+    agreement::{MeetingId, MeetingKind, MemberList, PROTOCOL_VERSION, RankList, Waiting},
 };
 
 use super::{
@@ -79,7 +79,8 @@ fn through(record: &str) -> String {
     format!("through {record}")
 }
 
-/// Waits until a rank has posted its record, or is through with the call: the keys of an agreement are removed after it.
+/// Waits until a rank has posted its record, or is through with the call: the keys of an agreement are removed after
+/// it.
 fn await_record(rank: &Rank, record: &str) {
     let (store, deadline) = (rank.world.job_store(), soon());
     let has = |key: &str| store.check(&[key]).expect("the store is there");
@@ -239,7 +240,7 @@ fn a_rank_whose_domain_lacks_another_is_named_to_all() {
             told
         });
         for (refusal, order) in told[0].iter().zip(ORDERS) {
-            let Refusal::MembersMismatch { what: Membership::Domain, lists } = refusal else {
+            let Refusal::MembersMismatch { what: MemberList::Domain, lists } = refusal else {
                 panic!("{refusal}")
             };
             let odd = lists.entries.iter().find(|side| side.ranks == [0]).map(|side| side.value.clone());
@@ -266,7 +267,7 @@ fn a_rank_that_is_in_no_other_domain_does_not_take_their_decision() {
             for (rank, told) in told.iter().enumerate() {
                 match &told[at] {
                     Ok(()) if rank < 2 => {}
-                    Err(Refusal::MembersMismatch { what: Membership::Domain, lists }) => {
+                    Err(Refusal::MembersMismatch { what: MemberList::Domain, lists }) => {
                         let own = lists.entries.iter().find(|side| side.ranks == [2]);
                         assert_eq!(own.map(|side| side.value.0.len()), Some(3), "{lists:?}");
                     }
@@ -300,7 +301,7 @@ fn a_group_outside_of_one_domain_is_told_to_the_others() {
         // For a group inside both domains, the lists are compared.
         if rank.rank < 2 {
             let refusal = Call::Commit.make(&pool, &rank.tp, LONG).expect_err("the lists differ");
-            let Refusal::MembersMismatch { what: Membership::Domain, lists } = &refusal else {
+            let Refusal::MembersMismatch { what: MemberList::Domain, lists } = &refusal else {
                 panic!("{refusal}")
             };
             assert_eq!((lists.entries.len(), lists.minority()), (2, vec![1]), "{refusal}");
@@ -379,7 +380,8 @@ fn a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone() {
     });
 }
 
-/// Shows a store as the next version of the protocol sees it. That version's messages carry a number that is one higher.
+/// Shows a store as the next version of the protocol sees it. That version's messages carry a number that is one
+/// higher.
 struct NextVersion;
 
 impl NextVersion {

@@ -154,7 +154,7 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
         for group in groups.map(SymmetricGroup::id) {
             assert!(matches!(pool.poison(group), Some(Poison::StoreLost { .. })));
             let found = pool.lookup(at, 4, group).expect("in one segment").expect("in the pool");
-            assert_eq!(found.standing, RegistrationState::Pending);
+            assert_eq!(found.state, RegistrationState::Pending);
         }
         drop(pool);
         give_up(rank);

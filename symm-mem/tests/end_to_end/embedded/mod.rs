@@ -57,14 +57,14 @@ fn groups_share_a_pool_and_reduce_from_its_windows() {
             let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id()).expect("in one segment");
             let found = found.expect("in the pool");
             assert_eq!(found.placement, bucket.placement());
-            assert!(matches!(found.standing, RegistrationState::Window { .. }), "{found:?}");
+            assert!(matches!(found.state, RegistrationState::Window { .. }), "{found:?}");
         }
 
         // The pool grows: only the new segment is registered. A commit without new segments registers nothing.
         let more = pool.allocate(6 << 20).expect("there is room");
         let pending =
             pool.lookup(more.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
-        assert_eq!(pending.standing, RegistrationState::Pending);
+        assert_eq!(pending.state, RegistrationState::Pending);
         let grown = pool.commit(&rank.world, options());
         assert_eq!(windows(&grown), (1, 3));
         assert_eq!(windows(&pool.commit(&rank.world, options())), (0, 3));
@@ -155,7 +155,7 @@ fn a_release_without_windows_is_a_uniform_fallback() {
             assert_eq!((report.new_segments, report.windows), (1, 0));
             let found =
                 pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
-            assert_eq!(found.standing, RegistrationState::Registered);
+            assert_eq!(found.state, RegistrationState::Registered);
             rank.sum(&bucket, &rank.world);
             // A difference is still found.
             let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));

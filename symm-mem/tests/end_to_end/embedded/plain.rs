@@ -17,11 +17,10 @@ fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, AccessPath, PathReason)
         assert_eq!((report.new_segments, report.new_windows), (1, 0));
         rank.sum(&block, &rank.world);
         let found = pool.explain(block.ptr(), 4, &rank.world);
-        let standing =
-            pool.lookup(block.ptr(), 4, rank.world.id()).expect("in one segment").map(|it| it.standing);
+        let state = pool.lookup(block.ptr(), 4, rank.world.id()).expect("in one segment").map(|it| it.state);
         let wanted =
             if report.registered { RegistrationState::Registered } else { RegistrationState::Agreed };
-        assert_eq!(standing, Some(wanted));
+        assert_eq!(state, Some(wanted));
         drop((pool, block));
         rank.leave();
         (report.registered, found.path, found.why)

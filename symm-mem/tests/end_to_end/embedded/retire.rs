@@ -83,7 +83,7 @@ fn a_segment_is_retired_everywhere_or_nowhere() {
         };
         let found = pool.lookup(at, 4, rank.world.id()).expect("in one segment");
         assert!(
-            matches!(found, Some(BufferLocation { standing: RegistrationState::Window { .. }, .. })),
+            matches!(found, Some(BufferLocation { state: RegistrationState::Window { .. }, .. })),
             "{found:?}"
         );
 

@@ -78,7 +78,7 @@ fn scoped(
 
 fn is_window(pool: &SymmetricPool, at: DevicePtr, group: &dyn SymmetricGroup) -> bool {
     let found = pool.lookup(at, 1, group.id()).expect("in one segment").expect("in the pool");
-    matches!(found.standing, RegistrationState::Window { .. })
+    matches!(found.state, RegistrationState::Window { .. })
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn sum<T: Scalar + Element>(rank: &Rank, pool: &SymmetricPool, value: T) -> Vec<
     pool.commit(&rank.world, options()).expect("the ranks agree");
     let found =
         pool.lookup(slice.device_ptr(), slice.bytes() as u64, rank.world.id()).expect("in one segment");
-    assert!(matches!(found.expect("in the pool").standing, RegistrationState::Window { .. }));
+    assert!(matches!(found.expect("in the pool").state, RegistrationState::Window { .. }));
     rank.stream.memcpy_htod(&[value; LENGTH], &mut slice).expect("it is copied");
     rank.world.all_reduce(&mut slice, ReduceOp::Sum).expect("it is enqueued");
     rank.stream.clone_dtoh(&slice).expect("it is copied")

@@ -94,7 +94,7 @@ fn addresses(blocks: &[SymmetricBlock; 2]) -> [DevicePtr; 2] {
 }
 
 fn standing(pool: &SymmetricPool, block: &SymmetricBlock, group: GroupId) -> RegistrationState {
-    pool.lookup(block.ptr(), 4, group).expect("in one segment").expect("in the pool").standing
+    pool.lookup(block.ptr(), 4, group).expect("in one segment").expect("in the pool").state
 }
 
 /// The world compares the places of the buffers of its collectives. It outlives a pool whose segments it has used, and

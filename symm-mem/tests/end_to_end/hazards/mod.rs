@@ -18,9 +18,9 @@ use std::{collections::BTreeMap, thread, time::Duration};
 use bootstrap::agreement::{Answer as StoreAnswer, Input};
 use process_group::store::Store as _;
 use symm_mem::agreement::{
-    Answer, Capabilities, Capability, Divergence, Ending, GroupId, GroupLog, LogPoint, Operation,
-    OperationKind, Outcome, PeerOffer, Plan, Poison, Policy, PoolId, RankList, Readiness, Record, Refusal,
-    Segment, WindowSupport,
+    Capabilities, Capability, CommitOutcome, CommitPlan, CommitRecord, Divergence, Ending, GroupId, GroupLog,
+    LogPoint, Operation, OperationKind, PeerOffer, Poison, Policy, PoolId, RankList, Readiness, Refusal,
+    RegistrationOutcome, Segment, WindowSupport,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -44,7 +44,7 @@ struct Side {
     library: u32,
     windows: WindowSupport,
     left: Option<u64>,
-    outcome: Outcome,
+    outcome: RegistrationOutcome,
 }
 
 const MIB: u64 = 1 << 20;
@@ -59,7 +59,7 @@ fn side() -> Side {
         library: 22809,
         windows: WindowSupport::Available,
         left: None,
-        outcome: Outcome::Registered,
+        outcome: RegistrationOutcome::Registered,
     }
 }
 
@@ -86,7 +86,7 @@ impl Side {
             flags: 0,
             log: point(u64::from(ordinal) + 1 + if ordinal > 0 { self.blocks.len() as u64 } else { 0 }),
         };
-        let record = Record {
+        let record = CommitRecord {
             policy: Policy::Strict,
             readiness: self.readiness.clone(),
             domain: RankList((0..members).collect()),
@@ -149,15 +149,15 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
                 *at = store.answer(request);
                 continue;
             }
-            Next::Act(Plan::Hashes { range, .. }) => {
-                Answer::hashes(range, |length| Some(side.hash_at(length)))
+            Next::Act(CommitPlan::Hashes { range, .. }) => {
+                CommitOutcome::hashes(range, |length| Some(side.hash_at(length)))
             }
-            Next::Act(Plan::Recall { sequence, .. }) => {
+            Next::Act(CommitPlan::Recall { sequence, .. }) => {
                 let length = side.allocations().len() as u64;
-                Answer::recalled(sequence, length, |sequence| side.operation(sequence))
+                CommitOutcome::recalled(sequence, length, |sequence| side.operation(sequence))
             }
-            Next::Act(Plan::Register { .. }) => Answer::Registered(side.outcome.clone()),
-            Next::Act(Plan::Open { .. }) => panic!("nobody has offered memory"),
+            Next::Act(CommitPlan::Register { .. }) => CommitOutcome::Registered(side.outcome.clone()),
+            Next::Act(CommitPlan::Open { .. }) => panic!("nobody has offered memory"),
         };
         *at = At::Ready(Some(Input::Acted(answer)));
     }
@@ -369,14 +369,14 @@ fn a_rank_without_address_space() {
 fn a_registration_that_fails() {
     let cause = "unhandled cuda error";
     everywhere(
-        |side| side.outcome = Outcome::Failed { ordinal: Some(0), cause: cause.to_owned() },
+        |side| side.outcome = RegistrationOutcome::Failed { ordinal: Some(0), cause: cause.to_owned() },
         |end, culprit, _| {
             let cause = cause.to_owned();
             *end == Ending::Poisoned(Poison::RegistrationFailed { rank: culprit, ordinal: Some(0), cause })
         },
     );
     everywhere(
-        |side| side.outcome = Outcome::Blocked,
+        |side| side.outcome = RegistrationOutcome::Blocked,
         |end, culprit, _| *end == Ending::Poisoned(Poison::RegistrationBlocked { ranks: vec![culprit] }),
     );
 }
@@ -385,7 +385,7 @@ fn a_registration_that_fails() {
 fn no_window_after_success() {
     let why = "success without a window";
     everywhere(
-        |side| side.outcome = Outcome::Unsupported { reason: why.to_owned() },
+        |side| side.outcome = RegistrationOutcome::Unsupported { reason: why.to_owned() },
         |end, culprit, members| {
             let with = (0..members).filter(|rank| *rank != culprit).collect();
             let reason = why.to_owned();

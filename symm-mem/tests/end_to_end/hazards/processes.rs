@@ -367,7 +367,7 @@ fn commit_with_facts(told: &Told, what: &str, which: &str) {
             assert_eq!((report.windows, calls), (0, 1));
             all_say(told, "reason", &reason(&report));
             let found = pool.lookup(block.ptr(), 4, id).unwrap().unwrap();
-            assert_eq!(found.standing, RegistrationState::Registered);
+            assert_eq!(found.state, RegistrationState::Registered);
         }
         _ => {
             // The library of one rank has returned at once, and the others wait for it.
@@ -381,7 +381,7 @@ fn commit_with_facts(told: &Told, what: &str, which: &str) {
             }
             assert_eq!((pool.poison(id).is_some(), calls), (true, 1), "{error}");
             let found = pool.lookup(block.ptr(), 4, id).unwrap().unwrap();
-            assert!(!matches!(found.standing, RegistrationState::Window { .. }), "{found:?}");
+            assert!(!matches!(found.state, RegistrationState::Window { .. }), "{found:?}");
         }
     }
     drop(block);

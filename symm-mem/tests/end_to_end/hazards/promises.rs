@@ -34,10 +34,10 @@ fn seen(size: u32, job: impl Fn(&World, Rank) + Sync) {
     );
 }
 
-fn standing(pool: &SymmetricPool, block: &SymmetricBlock, group: GroupId) -> RegistrationState {
+fn state(pool: &SymmetricPool, block: &SymmetricBlock, group: GroupId) -> RegistrationState {
     let found = pool.lookup(block.ptr(), 4, group).expect("in one segment");
-    let BufferLocation { standing, .. } = found.expect("in the pool");
-    standing
+    let BufferLocation { state, .. } = found.expect("in the pool");
+    state
 }
 
 /// Rank 0 makes a commit that rank 1 makes later only. Both are told, and neither commit is taken for a later one.
@@ -53,7 +53,7 @@ fn a_commit_that_one_rank_makes_alone_pairs_with_no_later_call() {
         let error = early.unwrap_or_else(|| alone(Duration::from_secs(60))).expect_err("rank 0 was alone");
         let Some(Refusal::SyncTimeout { missing, .. }) = error.refusal() else { panic!("{error}") };
         assert_eq!(missing.iter().map(|it| it.rank).collect::<Vec<_>>(), [1], "{error}");
-        assert_eq!(standing(&pool, &second, rank.world.id()), RegistrationState::Pending);
+        assert_eq!(state(&pool, &second, rank.world.id()), RegistrationState::Pending);
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), 2);
         assert_eq!(pool.commit(&rank.world, options()).expect("both agree").new_windows, 1);
@@ -130,7 +130,7 @@ fn a_group_across_two_domains_is_refused_on_all_members() {
             assert_eq!(error.name(), "GroupOutsideDomain", "{error}");
             let others: Vec<u32> = group.ranks().into_iter().filter(|it| it / 2 != rank.rank / 2).collect();
             assert!(error.to_string().contains(&format!("{others:?}")), "{error}");
-            assert_eq!(standing(&pool, &block, group.id()), RegistrationState::Pending);
+            assert_eq!(state(&pool, &block, group.id()), RegistrationState::Pending);
         }
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), calls);
@@ -159,7 +159,7 @@ fn a_promise_that_only_pairs_keep_serves_the_pairs_alone() {
             let odd = group.global_ranks().iter().filter(|rank| **rank >= 2).count();
             let text = error.to_string();
             assert!(text.contains(if odd == 2 { "ranks 2, 3: 2" } else { ": 2" }), "{text}");
-            assert_eq!(standing(&pool, &block, group.id()), RegistrationState::Pending);
+            assert_eq!(state(&pool, &block, group.id()), RegistrationState::Pending);
         }
         rank.world.barrier(soon()).expect("all come");
         assert_eq!(world.calls("ncclCommWindowRegister"), calls);
@@ -190,7 +190,7 @@ fn segments_that_are_equal_by_accident_are_not_paired() {
         let prefix = options().policy(Policy::Prefix);
         let report = pool.commit(&rank.world, prefix).expect("it can always be committed");
         assert_eq!((report.new_windows, report.pending.map(|it| it.name())), (1, Some("AllocationDiverged")));
-        assert_eq!(standing(&pool, &late, rank.world.id()), RegistrationState::Pending);
+        assert_eq!(state(&pool, &late, rank.world.id()), RegistrationState::Pending);
         rank.sum(&first, &rank.world);
         rank.sum(&late, &rank.world);
         // The same request, at another offset.

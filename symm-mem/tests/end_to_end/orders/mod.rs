@@ -15,9 +15,9 @@ use std::{
 
 use bootstrap::agreement::{self, Agreement, Answer as StoreAnswer, Member, Memory, Output, Request};
 use symm_mem::agreement::{
-    Agreed, Answer, Capabilities, CommitProtocol, Ending, GroupId, GroupLog, LogPoint, MeetingId,
-    MeetingKind, Outcome, PeerOffer, Plan, Policy, PoolId, RankList, Readiness, Record, Refusal, Segment,
-    Start, WindowSupport, commit_ending,
+    Agreed, Capabilities, CommitOutcome, CommitPlan, CommitProtocol, CommitRecord, Ending, GroupId, GroupLog,
+    LogPoint, MeetingId, MeetingKind, PeerOffer, Policy, PoolId, RankList, Readiness, Refusal,
+    RegistrationOutcome, Segment, Start, WindowSupport, commit_ending,
 };
 
 use crate::common::test_effort;
@@ -39,13 +39,13 @@ type Input = agreement::Input<CommitProtocol>;
 pub(crate) struct Commit {
     machine: Agreement<CommitProtocol>,
     member: Member,
-    last: Option<Plan>,
+    last: Option<CommitPlan>,
 }
 
 /// The next step of a commit.
 pub(crate) enum Next {
     Store(Request),
-    Act(Plan),
+    Act(CommitPlan),
     Ended(Result),
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn ready(answer: StoreAnswer) -> At {
 }
 
 fn registered() -> At {
-    At::Ready(Some(Input::Acted(Answer::Registered(Outcome::Registered))))
+    At::Ready(Some(Input::Acted(CommitOutcome::Registered(RegistrationOutcome::Registered))))
 }
 
 /// The pool that is committed for a group.
@@ -175,7 +175,7 @@ fn run(
         let output = go_on(chosen, &mut ranks[chosen], pool_of, &mut store, now);
         ranks[chosen].at = match output {
             None => At::Ready(None),
-            Some(Next::Act(Plan::Register { .. })) => {
+            Some(Next::Act(CommitPlan::Register { .. })) => {
                 let entered = inside.entry(group).or_default();
                 entered.insert(chosen);
                 if entered.len() == members(group).len() {
@@ -223,7 +223,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
     let mut group_log = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
-    let record = Record {
+    let record = CommitRecord {
         policy: Policy::Strict,
         readiness: Readiness::Ready,
         domain: RankList((0..RANKS as u32).collect()),
@@ -406,8 +406,8 @@ fn first(precedence: &[usize], able: &[usize]) -> usize {
     first.next().expect("all ranks have a precedence")
 }
 
-/// All orders of all ranks, each under every `step`th precedence. The orders begin at different precedences, so that each
-/// precedence has its share of orders.
+/// All orders of all ranks, each under every `step`th precedence. The orders begin at different precedences, so that
+/// each precedence has its share of orders.
 fn explore(with_world: bool, pool_of: PoolOf, step: usize) -> (usize, BTreeMap<&'static str, u64>) {
     let (all, mut tally) = (all_orders(with_world), BTreeMap::new());
     for (number, orders) in all.iter().enumerate() {
