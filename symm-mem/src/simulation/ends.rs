@@ -17,12 +17,12 @@ use super::{
     rank::{Rank, Task},
     results::{Ended, Kind, Meeting, Said},
     violation::{Violation, bail, ensure},
-    work::{Unregistered, Work},
+    work::{MappingKey, Unregistered, Work},
     world::{Event, World, tell},
 };
 use crate::{
     RegistrationState,
-    agreement::{Agreed, Ending, NoWindows, Segment},
+    agreement::{Agreed, Ending, NoWindows, Place, Segment},
     lock::lock,
     membership::{GroupState, commit::Done},
 };
@@ -32,6 +32,17 @@ use crate::{
 pub(super) const LOST: &str = "the store is gone";
 /// The longest time in µs for which a rank pauses after it has lost the store in a meeting.
 const LONGEST_PAUSE: u64 = 10_000_000;
+
+/// What is left to do after a result was passed to the pool.
+#[derive(Default)]
+struct Applied {
+    /// The segments that a commit has left without windows.
+    unregistered: Option<Unregistered>,
+    /// The name of the agreement, if it was agreed.
+    met: Option<String>,
+    /// The places whose keys earlier meetings of the same kind may have left.
+    earlier: Vec<Place>,
+}
 
 impl World {
     /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the rank can reach
@@ -55,60 +66,7 @@ impl World {
         };
         let before = poisoned(state);
         let arrived = self.arrived(kind, records.as_deref());
-        let state = &mut self.ranks[rank as usize];
-        let (mut unregistered, mut met, mut earlier) = (None, None, Vec::new());
-        match (work, said.clone()) {
-            (Work::Commit { machine, group_state, mut segments, serials, .. }, Said::Commit(result)) => {
-                met = result.is_ok().then_some(machine.member.name);
-                let without = self.end_commit(rank, kind, &group_state, &segments, &serials, result)?;
-                earlier = lock(&group_state).log.take_left();
-                segments.truncate(without);
-                unregistered = (without > 0).then_some(Unregistered { group_state, segments });
-            }
-            (Work::Plain { unregistered, registered, .. }, Said::Plain(result)) => {
-                self.end_plain(rank, &unregistered, registered, result)?;
-            }
-            (Work::Retire { machine, ordinals, group_states }, Said::Retire(result)) => {
-                let memberships = state.pool.memberships();
-                earlier = memberships.meetings().end(&machine.member, result.is_ok());
-                let lost = Some(LOST.to_owned());
-                if self.scenario.is_culprit(rank) {
-                    self.work.take().map_or(Ok(()), device::DeviceWork::end)?;
-                }
-                let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
-                let mut dead = dead.into_iter().map(|id| state.life(id));
-                dead.try_for_each(|life| self.library.leave(life, rank))?;
-                met = result.is_ok().then_some(machine.member.name);
-            }
-            (Work::Length { machine }, Said::Length(result)) => {
-                earlier = state.pool.memberships().meetings().end(&machine.member, result.is_ok());
-                if let Ok(bytes) = result {
-                    met = Some(machine.member.name);
-                    self.allocate(rank, bytes)?;
-                }
-            }
-            (Work::Meet { group, mapping, number, token, peers, .. }, Said::Meet(result)) => {
-                let own = self.offers.remove(&token).map(|offer| offer.identity);
-                let membership = self.rank(rank).groups.get_mut(&group);
-                if let (Ok(since), Some(membership)) = (result, membership) {
-                    if let Some(peers) = peers.filter(|_| since == number) {
-                        membership.peer_mappings.insert(mapping, (number, peers));
-                    }
-                    let mapped = membership.peer_mappings.get(&mapping).filter(|(at, _)| *at == since);
-                    let Some((_, peers)) = mapped else {
-                        bail!("rank {rank} is to have memory mapped since {since}, and has not");
-                    };
-                    ensure!(
-                        peers.iter().all(|peer| Some(*peer) == own),
-                        "rank {rank} maps other memory than it came with: {peers:x?} for {own:x?}"
-                    );
-                }
-            }
-            (Work::Exchange { exchanging, .. }, Said::Exchange(result)) => {
-                self.end_exchange(rank, *exchanging, result)?;
-            }
-            _ => bail!("rank {rank} ends what it has not begun"),
-        }
+        let Applied { unregistered, met, earlier } = self.apply(rank, kind, work, said.clone())?;
         let state = self.rank(rank);
         let poisoned = [before, poisoned(state)];
         if lost {
@@ -142,6 +100,81 @@ impl World {
         let pause = if lost && self.random.one_in(2) { self.random.below(LONGEST_PAUSE) } else { 0 };
         let next = self.now + pause + self.delay();
         self.at(next, Event::Resume(rank));
+        Ok(())
+    }
+
+    /// Passes the result `said` of a meeting to the pool of its rank, or to the rank's model of an exchange or a
+    /// rendezvous.
+    fn apply(&mut self, rank: u32, kind: Kind, work: Work, said: Said) -> Result<Applied, Violation> {
+        let state = &mut self.ranks[rank as usize];
+        let mut applied = Applied::default();
+        match (work, said) {
+            (Work::Commit { machine, group_state, mut segments, serials, .. }, Said::Commit(result)) => {
+                applied.met = result.is_ok().then_some(machine.member.name);
+                let without = self.end_commit(rank, kind, &group_state, &segments, &serials, result)?;
+                applied.earlier = lock(&group_state).log.take_left();
+                segments.truncate(without);
+                applied.unregistered = (without > 0).then_some(Unregistered { group_state, segments });
+            }
+            (Work::Plain { unregistered, registered, .. }, Said::Plain(result)) => {
+                self.end_plain(rank, &unregistered, registered, result)?;
+            }
+            (Work::Retire { machine, ordinals, group_states }, Said::Retire(result)) => {
+                let memberships = state.pool.memberships();
+                applied.earlier = memberships.meetings().end(&machine.member, result.is_ok());
+                let lost = Some(LOST.to_owned());
+                if self.scenario.is_culprit(rank) {
+                    self.work.take().map_or(Ok(()), device::DeviceWork::end)?;
+                }
+                let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
+                let mut dead = dead.into_iter().map(|id| state.life(id));
+                dead.try_for_each(|life| self.library.leave(life, rank))?;
+                applied.met = result.is_ok().then_some(machine.member.name);
+            }
+            (Work::Length { machine }, Said::Length(result)) => {
+                applied.earlier = state.pool.memberships().meetings().end(&machine.member, result.is_ok());
+                if let Ok(bytes) = result {
+                    applied.met = Some(machine.member.name);
+                    self.allocate(rank, bytes)?;
+                }
+            }
+            (Work::Meet { group, mapping, number, token, peers, .. }, Said::Meet(result)) => {
+                let own = self.offers.remove(&token).map(|offer| offer.identity);
+                if let Ok(since) = result {
+                    self.end_meet(rank, (group, mapping), (number, since), peers, own)?;
+                }
+            }
+            (Work::Exchange { exchanging, .. }, Said::Exchange(result)) => {
+                self.end_exchange(rank, *exchanging, result)?;
+            }
+            _ => bail!("rank {rank} ends what it has not begun"),
+        }
+        Ok(applied)
+    }
+
+    /// Checks that a rendezvous that is agreed for the mapping of a group gives this rank the memory that it came with,
+    /// as all peers' memory has the same identity. `number` is the number of this rendezvous, and `since` that of the
+    /// rendezvous that mapped the memory. `peers` are the identities that this rank has read, if it has mapped memory.
+    fn end_meet(
+        &mut self,
+        rank: u32,
+        (group, mapping): (u64, MappingKey),
+        (number, since): (u64, u64),
+        peers: Option<Vec<u64>>,
+        own: Option<u64>,
+    ) -> Result<(), Violation> {
+        let Some(membership) = self.rank(rank).groups.get_mut(&group) else { return Ok(()) };
+        if let Some(peers) = peers.filter(|_| since == number) {
+            membership.peer_mappings.insert(mapping, (number, peers));
+        }
+        let mapped = membership.peer_mappings.get(&mapping).filter(|(at, _)| *at == since);
+        let Some((_, peers)) = mapped else {
+            bail!("rank {rank} is to have memory mapped since {since}, and has not");
+        };
+        ensure!(
+            peers.iter().all(|peer| Some(*peer) == own),
+            "rank {rank} maps other memory than it came with: {peers:x?} for {own:x?}"
+        );
         Ok(())
     }
 

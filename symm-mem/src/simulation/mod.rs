@@ -61,6 +61,7 @@
 //! rank.
 
 mod acts;
+mod blame;
 mod communicator;
 mod device;
 mod ends;

@@ -1,0 +1,293 @@
+//! Checks that the trouble of a run explains each refusal, poisoned group and undone registration.
+
+use std::{fmt, time::Duration};
+
+use super::{
+    results::{Ended, Kind, Said},
+    trouble::Trouble,
+    violation::{Violation, bail, ensure},
+    world::World,
+};
+use crate::{
+    agreement::{Divergence, Entry, MemberList, Plain, Poison, Refusal, Waiting, length_patience, patience},
+    exchange::ExchangeRefusal,
+    rendezvous::RendezvousRefusal,
+};
+
+/// The circumstances of a meeting that has failed.
+struct Circumstances<'a> {
+    world: &'a World,
+    kind: Kind,
+    /// The results of the members that have got one.
+    told: &'a [&'a Ended],
+    members: Vec<u32>,
+    /// The culprit is a member.
+    inside: bool,
+    /// The trouble may concern the members: the culprit is a member and has peers, or the meeting is of the domain.
+    affected: bool,
+    /// The culprit was in doubt about a retirement or an agreement on a length. It then does not retire segments, and
+    /// does not allocate, as the others may have done.
+    parted: bool,
+    /// The histories of the ranks' pools may differ.
+    parts: bool,
+    /// The culprit was in doubt about a meeting of groups. It then enqueues nothing more on these groups, and the
+    /// others do.
+    stops: bool,
+}
+
+impl World {
+    /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
+    /// this. If the result blames a rank, checks that this rank is the culprit, the rank that the trouble concerns. A
+    /// few causes do not depend on the trouble, see [the invariants](super::oracle).
+    pub(super) fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        let circumstances = || Circumstances::of(self, kind, told);
+        let wrong = |text: String| Violation(format!("under {trouble:?} on rank {culprit}: {text}"));
+        let fit =
+            |fits: bool, text: &dyn fmt::Display| fits.then_some(()).ok_or_else(|| wrong(text.to_string()));
+        if let Some(refusal) = said.rendezvous() {
+            return fit(circumstances().explain_rendezvous(refusal), refusal);
+        }
+        if let Some(refusal) = said.exchange() {
+            return fit(circumstances().explain_exchange(refusal), refusal);
+        }
+        if let Some(poison) = said.poison() {
+            return fit(circumstances().explain_poison(poison), poison);
+        }
+        if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
+            let lacks = !self.scenario.has_plain_registration() && cause.contains("ncclCommRegister");
+            let fits = trouble.forbids_plain() && *rank == culprit || lacks;
+            return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
+        }
+        let Some(refusal) = said.refusal() else { return Ok(()) };
+        // Any refusal fits: the culprit has skipped a commit without counting it, so it meets the other members at
+        // another point of its program.
+        if trouble == Trouble::Absent && circumstances().affected {
+            return Ok(());
+        }
+        fit(circumstances().explain_refusal(refusal), refusal)?;
+        self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
+    }
+
+    /// Returns true if the trouble explains why these ranks are missing. If ranks lose the store, a missing rank is the
+    /// culprit, which is cut off, or it [came late](Self::came_late), or it waits in a circle with the culprit.
+    fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
+        let trouble = self.scenario.trouble;
+        if !trouble.loses_store() {
+            return trouble.delays() || self.came_late(told, missing);
+        }
+        let is_cut_off = |rank: u32| matches!(trouble, Trouble::CutOff(..)) && self.scenario.is_culprit(rank);
+        let others: Vec<u32> = missing.iter().copied().filter(|rank| !is_cut_off(*rank)).collect();
+        circle.iter().any(|it| is_cut_off(it.rank)) || self.came_late(told, &others)
+    }
+
+    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
+    /// meeting about `patience` after the first rank, or later. `patience` is the time that members wait for each
+    /// other. Ranks can be late without a trouble too: with a slow store, a rank with few groups begins a meeting so
+    /// early that the others come late.
+    fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
+        let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
+        // The other ranks need up to 8 messages to see that a rank has come. Each message takes up to `slowest` µs.
+        let messages = 8 * self.scenario.slowest;
+        let late = |it: &&Ended| {
+            let deadline = Duration::from_micros(it.span.deadline);
+            let patience = match it.span.meeting.kind {
+                Kind::Meet(_) | Kind::Exchange(_) => deadline / 2,
+                Kind::Length => length_patience(deadline),
+                Kind::Commit(_) | Kind::Second(_) | Kind::Plain(_) | Kind::Retire => patience(deadline),
+            };
+            it.span.begun + messages >= first + patience.as_micros() as u64
+        };
+        told.iter().filter(|it| missing.contains(&it.rank)).all(late)
+    }
+
+    /// If a refusal says that the pools' histories differ, checks that it reports the first operation that differs.
+    fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
+        let Some(divergence) = refusal.divergence() else { return Ok(()) };
+        let Divergence::At { sequence, operations, .. } = divergence else {
+            bail!("the first allocation that differs was not found: {refusal}");
+        };
+        let history = |ended: &&Ended| self.ranks[ended.rank as usize].history(ended.history);
+        let histories: Vec<_> = told.iter().map(history).collect();
+        let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
+        let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
+        let first = (0..longest).find(parts);
+        // Checked only if `told` has the results of all ranks that the refusal names. A dead rank has none, so its
+        // history is unknown here.
+        let named: usize = operations.entries.iter().map(|entry| entry.ranks.len()).sum();
+        ensure!(
+            told.len() != named || (first == Some(*sequence as usize) && !operations.is_unanimous()),
+            "histories part at {first:?}: {refusal}"
+        );
+        Ok(())
+    }
+
+    /// Returns true if the devices have little memory and a group was poisoned. Some ranks may then keep memory that
+    /// others free, so allocations may fail on some ranks only.
+    fn keeps_memory(&self) -> bool {
+        self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
+    }
+}
+
+impl<'a> Circumstances<'a> {
+    fn of(world: &'a World, kind: Kind, told: &'a [&'a Ended]) -> Self {
+        let (trouble, culprit) = (world.scenario.trouble, world.scenario.culprit);
+        let members = world.members(kind);
+        let inside = members.contains(&culprit);
+        let parted = world.was_in_doubt(culprit, |kind| matches!(kind, Kind::Retire | Kind::Length));
+        Self {
+            world,
+            kind,
+            told,
+            inside,
+            affected: inside && members.len() > 1 || kind == Kind::Retire,
+            members,
+            parted,
+            parts: trouble.parts_pools() || world.keeps_memory() || parted,
+            stops: world.was_in_doubt(culprit, |kind| kind.is_of_pool() && kind != Kind::Length),
+        }
+    }
+
+    /// Returns true if the ranks `missing` may be missing because of the trouble, or because another domain is waited
+    /// for.
+    fn may_miss(&self, missing: &[u32], circle: &[Waiting]) -> bool {
+        !missing.is_empty()
+            && (self.world.waits_in_other_domain(circle)
+                || self.world.may_be_late(self.told, missing, circle))
+    }
+
+    /// Returns true if the trouble silences the culprit for so long that the members lose it, and it alone is `missing`.
+    fn is_lost(&self, missing: &[u32]) -> bool {
+        self.world.scenario.trouble.silences_past_budgets() && missing == [self.world.scenario.culprit]
+    }
+
+    fn cannot_map(&self, rank: u32) -> bool {
+        self.world.scenario.trouble == Trouble::CannotMap && self.world.scenario.is_culprit(rank)
+    }
+
+    /// Returns true if the circumstances explain the refusal of a rendezvous.
+    fn explain_rendezvous(&self, refusal: &RendezvousRefusal) -> bool {
+        let (trouble, culprit) = (self.world.scenario.trouble, self.world.scenario.culprit);
+        let differs = matches!(trouble, Trouble::MeetsOtherwise(_));
+        match refusal {
+            RendezvousRefusal::RendezvousTimeout { missing, circle, .. } => self.may_miss(missing, circle),
+            RendezvousRefusal::MembersLost { missing, .. } => self.is_lost(missing),
+            RendezvousRefusal::VersionMismatch { versions } => self.world.speaks_otherwise_alone(versions),
+            RendezvousRefusal::SharingFailed { rank, .. } => self.cannot_map(*rank),
+            RendezvousRefusal::RendezvousDuringCapture { ranks } => {
+                (trouble == Trouble::Capturing && *ranks == [culprit]) || differs
+            }
+            RendezvousRefusal::SubjectMismatch { .. }
+            | RendezvousRefusal::SizeMismatch { .. }
+            | RendezvousRefusal::OffsetMismatch { .. } => self.parts || self.affected && differs,
+            _ => self.inside && differs,
+        }
+    }
+
+    /// Returns true if the circumstances explain the refusal of an exchange.
+    fn explain_exchange(&self, refusal: &ExchangeRefusal) -> bool {
+        let trouble = self.world.scenario.trouble;
+        match refusal {
+            ExchangeRefusal::ExchangeTimeout { missing, circle, .. } => self.may_miss(missing, circle),
+            ExchangeRefusal::MembersLost { missing, .. } => self.is_lost(missing),
+            ExchangeRefusal::VersionMismatch { versions } => self.world.speaks_otherwise_alone(versions),
+            ExchangeRefusal::OpeningFailed { rank, .. } => self.cannot_map(*rank),
+            _ => self.inside && matches!(trouble, Trouble::ExchangesOtherwise(_)),
+        }
+    }
+
+    /// Returns true if the circumstances explain that a group was poisoned.
+    fn explain_poison(&self, poison: &Poison) -> bool {
+        let (trouble, culprit) = (self.world.scenario.trouble, self.world.scenario.culprit);
+        match poison {
+            Poison::RegistrationFailed { rank, .. } => {
+                self.affected && matches!(trouble, Trouble::RegistrationFails(_)) && *rank == culprit
+            }
+            Poison::MembersLost { missing, .. } => match self.kind {
+                Kind::Plain(_) => {
+                    self.inside && trouble.silences() && self.world.may_be_late(self.told, missing, &[])
+                }
+                _ => self.is_lost(missing),
+            },
+            Poison::StoreLost { rank, .. } => self.inside && *rank == culprit && self.stops,
+            Poison::RegistrationBlocked { .. } => self.affected && trouble.blocks_past_budgets(),
+            // Possible if the culprit has skipped a commit without counting it, and then creates the group anew.
+            // Its committed log begins again, and its next commit has the number of the skipped one, in which the
+            // other members may still wait with the committed log of the old group.
+            // Possible too for a group that is created after a retirement about which the culprit was in doubt.
+            Poison::CommittedLogDiverged { .. } => {
+                self.affected && (trouble == Trouble::Absent || self.parted)
+            }
+            Poison::WindowsUnsupported { .. } => self.affected && trouble == Trouble::SomeWithoutWindows,
+            Poison::RetirementFailed { rank, .. } => {
+                trouble == Trouble::DeregistrationFails && *rank == culprit
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns true if the circumstances explain the refusal of a commit, a retirement or a length.
+    fn explain_refusal(&self, refusal: &Refusal) -> bool {
+        let (trouble, culprit) = (self.world.scenario.trouble, self.world.scenario.culprit);
+        match refusal {
+            Refusal::SyncTimeout { missing, circle, .. } => {
+                let missing: Vec<u32> = missing.iter().map(|it| it.rank).collect();
+                !missing.is_empty()
+                    && self.world.is_told_the_generation(self.told, circle)
+                    && missing.iter().all(|rank| self.members.contains(rank))
+                    && self.world.may_be_late(self.told, &missing, circle)
+            }
+            Refusal::SegmentCountMismatch { .. }
+            | Refusal::SegmentShapeMismatch { .. }
+            | Refusal::AllocationDiverged { .. } => {
+                self.affected && (trouble.parts_pools() || self.parted) || self.world.keeps_memory()
+            }
+            Refusal::MemberLost { rank, .. } => trouble.silences() && *rank == culprit,
+            Refusal::EpochMismatch { .. } => trouble.delays() && !trouble.loses_store(),
+            Refusal::GenerationMismatch { generations, .. } => {
+                let culprits = Entry { value: 2, ranks: vec![culprit] };
+                trouble == Trouble::ExtraDomain && generations.entries.contains(&culprits)
+            }
+            Refusal::MembersMismatch { what: MemberList::Domain, lists } => {
+                matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
+            }
+            Refusal::VersionMismatch { versions } => self.world.speaks_otherwise_alone(versions),
+            Refusal::RetirementMismatch { .. } | Refusal::SegmentInUse { .. } => self.parts,
+            Refusal::SegmentPinned { graphs, .. } => {
+                (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || self.parts
+            }
+            Refusal::PeerPrepareFailed { cause, .. }
+                if self.kind == Kind::Retire && cause.contains("shares a window") =>
+            {
+                self.world.scenario.release >= 23003
+            }
+            Refusal::PeerPrepareFailed { rank, .. } => {
+                trouble == Trouble::PrepareFails && *rank == culprit || self.parts
+            }
+            Refusal::CommitDuringCapture { ranks } => {
+                matches!(trouble, Trouble::Capturing | Trouble::CapturingUndeclared) && *ranks == [culprit]
+            }
+            Refusal::CapabilityMismatch { values, .. } => {
+                matches!(trouble, Trouble::OtherRelease | Trouble::OtherEnvironment)
+                    && self.affected
+                    && values.entries.iter().any(|side| side.ranks == [culprit])
+            }
+            Refusal::AddressSpaceExhausted { rank, .. } => {
+                trouble == Trouble::AddressSpace && *rank == culprit
+            }
+            Refusal::MessagesOutstanding { from, to, sent, received, .. } => {
+                trouble == Trouble::HalfSent && *from == culprit && to != from && *sent == received + 1
+                    || self.stops && [*from, *to].contains(&culprit)
+            }
+            Refusal::CollectivesOutstanding { collectives, .. } => {
+                (trouble == Trouble::HalfEnqueued || self.stops)
+                    && collectives.entries.iter().any(|side| side.ranks == [culprit])
+            }
+            Refusal::QuiesceFailed { rank, .. } => {
+                let rests_not = matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate);
+                (rests_not || trouble.silences_past_budgets()) && *rank == culprit
+            }
+            _ => false,
+        }
+    }
+}
