@@ -135,6 +135,18 @@ pub enum ErrorKind {
         /// The address of the memory.
         address: u64,
     },
+    /// A block was allocated after the last commit that compared the members' requests.
+    #[error(
+        "NotCompared: the block's request has number {request}, and the members have compared their first {compared} \
+         requests, so the block may be at another place on a peer; all members commit the pool with \
+         CommitOptions::verify first"
+    )]
+    NotCompared {
+        /// The number of the block's request in the pool's sequence of requests, from 0.
+        request: u64,
+        /// The number of requests that the members have found equal.
+        compared: u64,
+    },
     /// The members of the group have not mapped the segment of a block, or the group is poisoned.
     #[error(
         "NotMapped: the members have not mapped segment {ordinal}{}",
@@ -292,6 +304,7 @@ impl ErrorKind {
             Self::GroupOutsideDomain { .. } => "GroupOutsideDomain",
             Self::AgreedAllocation { .. } => "AgreedAllocation",
             Self::RendezvousMissing { .. } => "RendezvousMissing",
+            Self::NotCompared { .. } => "NotCompared",
             Self::NotMapped { .. } => "NotMapped",
             Self::NoChannels { .. } => "NoChannels",
             Self::NotAMember { .. } => "NotAMember",

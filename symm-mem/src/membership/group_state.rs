@@ -9,8 +9,7 @@ use process_group::{comm::Communicator, group::SymmetricPlaces};
 use super::{group::list_mismatch, mapped::MappedSegments};
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, PeerMappings, Plain, Poison, Refusal, Rejection,
-        Segment, Unmapped,
+        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, Plain, Poison, Refusal, Rejection, Segment,
     },
     domain::Domain,
     error::{CallContext, Error},
@@ -19,8 +18,8 @@ use crate::{
 };
 
 /// The cause of the refusal of a commit for which this rank has no time.
-const NO_TIME: &str = "no time is left for this commit: earlier commits of the call have used up the deadline; pass a \
-                       longer deadline";
+const NO_TIME: &str = "no time is left for this commit: its deadline is zero, or earlier commits of the call have used it \
+                       up; pass a longer deadline";
 
 /// The state of one pool in one group on this rank. Includes the reasons for missing windows, registrations and
 /// mappings.
@@ -36,8 +35,6 @@ pub(crate) struct GroupState {
     /// The refusal of the last commit or, if that commit succeeded, its
     /// [`CommitReport::pending`](crate::CommitReport::pending).
     pending: Option<Refusal>,
-    /// Segments that the members have not mapped, by ordinal, each with the reason.
-    unmapped: Vec<(u32, Unmapped)>,
     /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads. `None` until
     /// this rank first offers memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
@@ -57,7 +54,6 @@ impl GroupState {
             without: Vec::new(),
             unregistered: Vec::new(),
             pending: None,
-            unmapped: Vec::new(),
             peers: None,
             mapped,
             places,
@@ -136,12 +132,9 @@ impl GroupState {
     ) {
         self.log.conclude(result, offered);
         match result {
-            Ok(Agreed { segments, without, pending, peers, .. }) => {
+            Ok(Agreed { segments, without, pending, .. }) => {
                 for Segment { ordinal, .. } in offered.iter().take(*segments as usize) {
                     self.without.extend(without.clone().map(|reason| (*ordinal, reason)));
-                    if let PeerMappings::Unmapped { reason } = peers {
-                        self.unmapped.push((*ordinal, reason.clone()));
-                    }
                 }
                 self.pending.clone_from(pending);
             }
@@ -198,7 +191,7 @@ impl GroupState {
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
-        (self.without, self.unregistered, self.unmapped) = Default::default();
+        (self.without, self.unregistered) = Default::default();
         (self.pending, self.peers) = (None, None);
     }
 
@@ -212,12 +205,6 @@ impl GroupState {
     /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.
     pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
         last_reason(&self.without, ordinal)
-    }
-
-    /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
-    /// have mapped it.
-    pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
-        last_reason(&self.unmapped, ordinal)
     }
 
     /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns

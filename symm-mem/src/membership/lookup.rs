@@ -7,7 +7,7 @@ use process_group::comm::Window;
 
 use super::plain_registration::PlainRegistration;
 use crate::{
-    agreement::{GroupId, Poison},
+    agreement::{GroupId, Poison, Unmapped},
     rendezvous::PeerGroup,
 };
 
@@ -82,9 +82,19 @@ pub(crate) struct SegmentStates {
     registered: Vec<(u32, Arc<PlainRegistration>)>,
     /// The owner of the mappings of the members' segments, if the members have mapped any.
     pub(crate) peers: Option<Arc<PeerGroup>>,
+    /// Segments that the members have not mapped, by ordinal, each with the reason.
+    pub(super) unmapped: Vec<(u32, Unmapped)>,
+    /// The number of the pool's first requests that the members' last comparison has found equal.
+    pub(crate) compared: u64,
 }
 
 impl SegmentStates {
+    /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
+    /// have mapped it.
+    pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
+        self.unmapped.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+    }
+
     /// Sets the state of segment `ordinal`. `window` has the segment's window, and the segment's offset in the window
     /// in bytes.
     pub(crate) fn enter(&mut self, ordinal: u32, state: RegistrationState, window: Option<(Window, u64)>) {

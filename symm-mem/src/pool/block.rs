@@ -19,21 +19,23 @@ pub struct SymmetricBlock {
     memory: Arc<PoolMemory>,
     placed: Placed,
     requested: u64,
+    /// The number of the block's request in the pool's sequence of requests.
+    request: u64,
 }
 
 impl SymmetricBlock {
-    /// Makes the block that the arena has placed at `placed` for a request of `requested` bytes. Pins the block for the
+    /// Makes the block that the arena has placed at `placed` for request number `request`, of `requested` bytes. Pins the block for the
     /// declared captures and for the captures that this thread has begun, because these captures may use it. The caller
     /// must not hold the lock of the arena, because pinning takes the lock.
     #[inline(always)]
-    pub(crate) fn new(memory: Arc<PoolMemory>, placed: Placed, requested: u64) -> Self {
+    pub(crate) fn new(memory: Arc<PoolMemory>, placed: Placed, requested: u64, request: u64) -> Self {
         if memory.is_capturing() {
             memory.note_use(placed.placement, requested);
         }
         if is_capture_open() {
             memory.pin_for_captures(placed.address, requested);
         }
-        Self { memory, placed, requested }
+        Self { memory, placed, requested, request }
     }
 
     /// The address of the block's first byte on this rank.
@@ -48,6 +50,11 @@ impl SymmetricBlock {
 
     pub(crate) fn memory(&self) -> &PoolMemory {
         &self.memory
+    }
+
+    /// The number of the block's request in the pool's sequence of requests, from 0.
+    pub(crate) fn request(&self) -> u64 {
+        self.request
     }
 
     /// The block's segment, and the block's offset in the segment. The same on every rank.

@@ -39,7 +39,7 @@ proptest! {
             match step {
                 PoolStep::Allocate(bytes) => {
                     let placed = memory.arena().allocate(bytes).unwrap();
-                    owners.push(SymmetricBlock::new(memory.clone(), placed, bytes));
+                    owners.push(SymmetricBlock::new(memory.clone(), placed, bytes, 0));
                 }
                 PoolStep::Unpin(index) if !pins.is_empty() => {
                     memory.unpin(pins.swap_remove(index.index(pins.len())).0);

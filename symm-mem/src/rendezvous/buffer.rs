@@ -163,6 +163,14 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
+    /// For a buffer of a block of a pool: the number of the block's request in the pool's sequence of requests.
+    pub(crate) fn request(&self) -> Option<u64> {
+        match &self.memory {
+            BufferMemory::Pool(block) => Some(block.request()),
+            BufferMemory::Segment(..) | BufferMemory::Own(_) => None,
+        }
+    }
+
     /// The number of the segment that contains the buffer, or 0 for an allocation that belongs to no pool.
     pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)

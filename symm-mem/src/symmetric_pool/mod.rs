@@ -34,7 +34,6 @@ use crate::{
     domain::Domain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    lock::lock,
     membership::{
         BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, RetireReport, SymmetricGroup,
     },
@@ -200,10 +199,11 @@ impl SymmetricPool {
     }
 
     /// Allocates `len` elements on every member of `group`, and maps each member's elements on all others:
-    /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers), and
-    /// [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over the group: every member calls it with
-    /// the same length and options. A member that cannot allocate takes part in the commit too, so the others get its
-    /// refusal without a wait for the deadline.
+    /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers) and
+    /// [`verify`](CommitOptions::verify), and [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over
+    /// the group: every member calls it with the same length and options. The members always compare their requests. A
+    /// member that cannot allocate takes part in the commit too, so the others get a refusal without a wait for the
+    /// deadline.
     ///
     /// Accesses by the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
     /// [`Buffer::of_slice`]. Peers read what this rank writes only after the members have synchronized, for example by
@@ -235,7 +235,7 @@ impl SymmetricPool {
         options: CommitOptions,
     ) -> Result<(DeviceSlice<T>, SymmetricMemory), Error> {
         let allocated = self.alloc::<T>(len, stream);
-        let committed = self.commit(group, options.map_peers(true));
+        let committed = self.commit(group, options.map_peers(true).verify(true));
         let call = CallContext::of_group("symmetric memory", group.id(), None);
         let slice = allocated.map_err(|error| call.error(error))?;
         committed?;
@@ -431,15 +431,18 @@ impl SymmetricPool {
     /// memory outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
     ///
     /// # Errors
-    /// [`ErrorKind::NotMapped`] if the members have not mapped the buffer's segment for this pool, or if the group is
-    /// poisoned.
+    /// - [`ErrorKind::NotMapped`] if the members have not mapped the buffer's segment for this pool, or if the group is
+    ///   poisoned.
+    /// - [`ErrorKind::NotCompared`] if the buffer is of a block that was allocated after the last commit that compared
+    ///   the members' requests. The block may then be at another place on a peer. [Skipped](Self::commit) commits
+    ///   compare nothing, so commit the block with [`CommitOptions::verify`].
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, comm::DataType};
     /// # use symm_mem::{CommitOptions, SymmetricPool, rendezvous::Layout};
     /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
     /// let block = pool.allocate(4096)?;
-    /// pool.commit(world, CommitOptions::default())?;
+    /// pool.commit(world, CommitOptions::default().verify(true))?;
     /// let memory = pool.symmetric_memory(&block, world.id())?;
     /// let view = memory.buffer(1, &Layout::contiguous([1024], DataType::F32), 0)?;
     /// println!("rank 1 has it at {:#x} from here", view.ptr.0);
@@ -451,19 +454,24 @@ impl SymmetricPool {
         buffer: impl Into<Buffer>,
         group: GroupId,
     ) -> Result<SymmetricMemory, Error> {
-        let peers = self.memberships.table().states(group).and_then(|states| states.peers.clone());
         let buffer: Buffer = buffer.into();
-        // `buffer` finds only mappings that are kept with its own pool. If that is another pool, none of its
-        // mappings belongs to `peers`, so `mapping` is `None`.
-        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
-        if let Some((peers, mapping)) = peers.zip(mapping) {
-            return Ok(SymmetricMemory::new(peers, buffer, mapping.buffers));
-        }
         let ordinal = buffer.ordinal();
-        // The state has reasons for the segments of this pool only.
-        let group_state = self.memberships.known_state(group).filter(|_| buffer.pool() == Some(self.id()));
-        let reason = group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned());
-        let kind = ErrorKind::NotMapped { ordinal, reason };
+        let table = self.memberships.table();
+        // The state of the group has reasons for the segments of this pool only.
+        let states = table.states(group).filter(|_| buffer.pool() == Some(self.id()));
+        let peers = states.and_then(|states| states.peers.clone());
+        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
+        let compared = states.map_or(0, |states| states.compared);
+        let kind = match peers.zip(mapping) {
+            Some((peers, mapping)) => match buffer.request().filter(|request| *request >= compared) {
+                Some(request) => ErrorKind::NotCompared { request, compared },
+                None => return Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
+            },
+            None => {
+                let reason = states.and_then(|states| states.why_unmapped(ordinal).cloned());
+                ErrorKind::NotMapped { ordinal, reason }
+            }
+        };
         Err(CallContext::of_group("symmetric memory", group, None).error(kind))
     }
 
@@ -484,8 +492,10 @@ impl SymmetricPool {
         if placed.grown {
             self.memberships.publish_last(&arena);
         }
+        // The log's last entry is that of the block's request.
+        let request = arena.log().state().length - 1;
         drop(arena);
-        SymmetricBlock::new(self.memory.clone(), placed, bytes)
+        SymmetricBlock::new(self.memory.clone(), placed, bytes, request)
     }
 
     pub(crate) fn memory(&self) -> &Arc<PoolMemory> {

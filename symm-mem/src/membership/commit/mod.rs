@@ -302,9 +302,14 @@ impl Memberships {
         };
         let mut states = self.table().states(group).cloned().unwrap_or_default();
         states.peers = owner.or(states.peers);
+        states.compared = group_state.log.equal_length();
+        let new = offered.iter().take(new_segments);
+        states
+            .unmapped
+            .extend(unmapped.iter().flat_map(|reason| new.clone().map(|it| (it.ordinal, reason.clone()))));
         let before = states.windows();
         let mut windows = windows.into_iter().filter(|_| without.is_none());
-        for segment in offered.iter().take(new_segments) {
+        for segment in new {
             let (state, window) = match windows.next() {
                 Some((serial, window)) => (RegistrationState::Window { serial }, window),
                 None => (RegistrationState::Agreed, None),

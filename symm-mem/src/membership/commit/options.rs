@@ -41,7 +41,9 @@ pub struct CommitOptions {
     /// and 0.3 ms longer for each further segment.
     pub map_peers: bool,
     /// If true, this rank takes part in the commit even if nothing is new. The members then compare all of their
-    /// requests. If false, a rank without anything new [skips](crate::SymmetricPool::commit) the commit.
+    /// requests. If false, a rank without anything new [skips](crate::SymmetricPool::commit) the commit. Must be equal
+    /// on all members: a rank that sets it alone waits for those that skip, for three eighths of `deadline`, and gets
+    /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout).
     pub verify: bool,
 }
 

@@ -12,7 +12,7 @@ use gpu_sim::World;
 use half::{bf16, f16};
 use process_group::{comm::ReduceOp, group::Scalar, store::HashStore};
 use symm_mem::{
-    Domain, ErrorKind, Geometry, RegistrationState, SliceError, SymmetricPool,
+    CommitOptions, Domain, Error, ErrorKind, Geometry, RegistrationState, SliceError, SymmetricPool,
     rendezvous::{Buffer, ForeignSlice, Rendezvous, RendezvousOptions, SymmetricMemory},
 };
 
@@ -108,6 +108,56 @@ fn a_member_that_cannot_allocate_is_an_error_for_all() {
             _ => assert!(refused.refusal().is_some(), "{refused}"),
         }
         drop(pool);
+        rank.leave();
+    });
+}
+
+/// Commits a pool with room for more blocks, so that later commits with the default options have nothing new. Then
+/// allocates `extra` bytes on rank 0 alone, if given, and maps slices of `length` elements. Returns the error.
+fn mapped_after(rank: &Rank, extra: Option<u64>, length: usize) -> Error {
+    let pool = rank.pool();
+    pool.reserve(1 << 20).unwrap();
+    pool.commit(&rank.world, CommitOptions::default()).unwrap();
+    let _extra = extra.filter(|_| rank.rank == 0).map(|bytes| pool.allocate(bytes).unwrap());
+    pool.alloc_mapped::<u32>(length, &rank.stream, &rank.world, CommitOptions::default()).unwrap_err()
+}
+
+#[test]
+fn slices_at_different_offsets_are_never_mapped() {
+    on_ranks(2, |rank| {
+        let refused = mapped_after(&rank, Some(512), LENGTH);
+        assert!(refused.refusal().is_some(), "{refused}");
+        rank.leave();
+    });
+}
+
+/// The failed call is not in the log of requests, so the member has nothing new to commit.
+#[test]
+fn a_member_that_allocates_nothing_later_is_an_error_for_all() {
+    on_ranks(2, |rank| {
+        let refused = mapped_after(&rank, None, if rank.rank == 1 { usize::MAX } else { LENGTH });
+        match rank.rank {
+            1 => assert!(matches!(refused.kind(), ErrorKind::Slice(SliceError::Pool(_))), "{refused}"),
+            _ => assert!(refused.refusal().is_some(), "{refused}"),
+        }
+        rank.leave();
+    });
+}
+
+#[test]
+fn blocks_are_mapped_after_a_commit_that_has_compared_them() {
+    on_ranks(2, |rank| {
+        let (pool, world) = (rank.pool(), rank.world.id());
+        let first = pool.allocate(512).unwrap();
+        pool.commit(&rank.world, CommitOptions::default()).unwrap();
+        let second = pool.allocate(512).unwrap();
+        pool.commit(&rank.world, CommitOptions::default()).unwrap();
+        assert!(pool.symmetric_memory(&first, world).is_ok());
+        let refused = pool.symmetric_memory(&second, world).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NotCompared { request: 1, compared: 1 }), "{refused}");
+        pool.commit(&rank.world, CommitOptions::default().verify(true)).unwrap();
+        assert!(pool.symmetric_memory(&second, world).is_ok());
+        drop((first, second, pool));
         rank.leave();
     });
 }
