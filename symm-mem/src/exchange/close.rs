@@ -1,8 +1,8 @@
 //! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" stands for both.
 //!
 //! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
-//! reports this to the peers. After that, it keeps its own buffers and signal slots of the plan until all peers have
-//! closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
+//! reports this to the peers. After that, the rank keeps its own buffers and signal slots of the plan until all peers
+//! have closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
 //! [quarantined](Quarantined).
 //!
 //! The *closing thread* of the exchange does this, so dropping a plan never blocks on transfers under way, on the
@@ -28,7 +28,7 @@ use crate::lock::lock;
 
 /// Interval at which the closing thread checks whether peers have closed the plans that this rank has closed, if it has
 /// no other work.
-const ASK: Duration = Duration::from_millis(20);
+const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Longest time for which [`Exchange::close`](super::Exchange::close) waits after its deadline. In this time, the
 /// closing thread closes the plans whose transfers were aborted at the deadline. That usually takes a few polls of the
@@ -54,9 +54,9 @@ struct CloserState {
     /// True while the closing thread works on the plans that it has taken out of `dropped`.
     busy: bool,
     stopping: bool,
-    /// The deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped plans,
-    /// and treats all running leases as overdue.
-    hurry: bool,
+    /// True once the deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped
+    /// plans, and treats all running leases as overdue.
+    past_deadline: bool,
 }
 
 /// The stage of a dropped plan.
@@ -74,19 +74,19 @@ impl Closer {
         Self { lease, begun: Instant::now(), state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut CloserState)) {
+    fn update(&self, change: impl FnOnce(&mut CloserState)) {
         change(&mut lock(&self.state));
         self.changed.notify_all();
     }
 
     /// Hands a dropped plan to the thread.
     pub(super) fn close(&self, core: Arc<Core>) {
-        self.tell(|state| state.dropped.push((core, Stage::Closing)));
+        self.update(|state| state.dropped.push((core, Stage::Closing)));
     }
 
     /// Tells the thread to end once nothing is left to close.
     pub(super) fn stop(&self) {
-        self.tell(|state| state.stopping = true);
+        self.update(|state| state.stopping = true);
     }
 
     /// Waits until every dropped plan is closed on all ranks and freed, or quarantined, and returns true. Returns false
@@ -95,12 +95,12 @@ impl Closer {
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = lock(&self.state);
         while (state.busy || !state.dropped.is_empty()) && !end.expired() {
-            state.hurry = deadline.expired();
-            let limit = if state.hurry { end } else { deadline };
-            let patience = limit.remaining().min(ASK);
+            state.past_deadline = deadline.expired();
+            let limit = if state.past_deadline { end } else { deadline };
+            let patience = limit.remaining().min(LEASE_POLL_INTERVAL);
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.hurry = false;
+        state.past_deadline = false;
         !state.busy && state.dropped.is_empty()
     }
 
@@ -110,8 +110,8 @@ impl Closer {
     }
 
     /// Waits until this rank has closed the plans that it has dropped, for at most four [`CHECK_INTERVAL`]s. Called
-    /// before each agreement: an agreement keeps open all peers' memory that is open when it begins. So a dropped plan
-    /// that is not closed by then may have to wait until the agreement has ended.
+    /// before each agreement, because an agreement keeps open all peers' memory that is open when the agreement begins.
+    /// So a dropped plan that is not closed by then may have to wait until the agreement has ended.
     pub(super) fn catch_up(&self) {
         let end = Deadline::after(4 * CHECK_INTERVAL);
         let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
@@ -139,24 +139,24 @@ pub(super) fn run(shared: &Shared) {
             continue;
         }
         let dropped = std::mem::take(&mut state.dropped);
-        let hurry = state.hurry;
+        let past_deadline = state.past_deadline;
         state.busy = true;
         drop(state);
-        if hurry {
+        if past_deadline {
             // Abort all transfers before any plan is closed: to close one plan's memory, the driver may wait for the
             // transfers of another plan.
             let running = dropped.iter().filter(|(core, _)| !core.is_idle() && core.fault().is_ok());
             running.for_each(|(core, _)| shared.fail(core, Fault::Aborted));
         }
-        let go_on = |(core, stage)| go_on(shared, core, stage, hurry);
-        let left: Vec<_> = dropped.into_iter().filter_map(go_on).collect();
+        let advance = |(core, stage)| advance(shared, core, stage, past_deadline);
+        let left: Vec<_> = dropped.into_iter().filter_map(advance).collect();
         state = lock(&closer.state);
         let only_leases = left.iter().all(|(_, stage)| matches!(stage, Stage::Lent(_)));
         state.dropped.splice(..0, left);
         state.busy = false;
         closer.changed.notify_all();
         if !state.dropped.is_empty() {
-            let patience = if only_leases { ASK } else { CHECK_INTERVAL };
+            let patience = if only_leases { LEASE_POLL_INTERVAL } else { CHECK_INTERVAL };
             state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -165,8 +165,13 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Advances a dropped plan as far as possible without waiting for its transfers or for peers. Returns the plan and its
-/// stage if the function must be called again for it. If `hurry` is true, a lease that still runs is overdue.
-fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Option<(Arc<Core>, Stage)> {
+/// stage if the function must be called again for it. If `past_deadline`, a running lease counts as overdue.
+fn advance(
+    shared: &Shared,
+    core: Arc<Core>,
+    mut stage: Stage,
+    past_deadline: bool,
+) -> Option<(Arc<Core>, Stage)> {
     if matches!(stage, Stage::Closing) {
         if !core.is_idle() || !try_close(shared, &core) {
             return Some((core, stage));
@@ -174,7 +179,7 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
         stage = Stage::Lent(announce_closed(shared, &core));
     }
     if let Stage::Lent(lease) = &mut stage {
-        match ask_peers(shared, &core, lease, hurry) {
+        match ask_peers(shared, &core, lease, past_deadline) {
             LeaseState::Runs => return Some((core, stage)),
             LeaseState::Overdue => {
                 let peers = lease.waiting().to_vec();
@@ -199,13 +204,13 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
 /// For regions, first tells the peers that this rank sends no further notification. Then [closes](Core::close) the
 /// plan. Returns true if the plan is closed, and false if a later call must try again.
 fn try_close(shared: &Shared, core: &Core) -> bool {
-    let attempts = core.left_attempts.load(Ordering::Acquire);
+    let attempts = core.drop_notice_attempts.load(Ordering::Acquire);
     if attempts > 0 {
-        let mut words = core.endpoints.iter().map(|endpoint| endpoint.theirs.left);
+        let mut words = core.endpoints.iter().map(|endpoint| endpoint.theirs.dropped);
         // SAFETY: words of the peers' slots, which stay mapped as long as `shared` lives. A peer frees its slots only
         // after this rank has told it that the regions are closed.
         let told = words.try_for_each(|word| unsafe { shared.control.write_value32(word, 1) }).is_ok();
-        core.left_attempts.store(if told { 0 } else { attempts - 1 }, Ordering::Release);
+        core.drop_notice_attempts.store(if told { 0 } else { attempts - 1 }, Ordering::Release);
         if !told && attempts > 1 {
             return false;
         }
@@ -220,23 +225,23 @@ fn try_close(shared: &Shared, core: &Core) -> bool {
 /// Tells the peers of a plan that this rank has closed it. Starts the plan's lease and returns it.
 fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
-        // The error is ignored: if a peer does not see the key, its own lease becomes overdue, and its memory is
-        // quarantined.
+        // The error is ignored: if a peer does not see the key, the peer's lease becomes overdue, and the peer's memory
+        // is quarantined.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
     }
     Lease::new(core.peers(), shared.closer.begun.elapsed().saturating_add(shared.closer.lease))
 }
 
-/// Reads from the store which peers have closed the plan, and returns the state of its lease. If `hurry` is true, a
-/// lease that still runs is overdue.
-fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, hurry: bool) -> LeaseState {
+/// Reads from the store which peers have closed the plan, and returns the state of the plan's lease. If
+/// `past_deadline`, a running lease counts as overdue.
+fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, past_deadline: bool) -> LeaseState {
     let store = &shared.info.store;
-    let said = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
-    let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
+    let key = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
+    let has_closed = |peer: &u32| store.check(&[&key(peer)]).unwrap_or(false);
     let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
     for peer in &closed {
         // The error is ignored: a key that cannot be deleted costs only a few bytes in the store.
-        let _ = store.delete(&said(peer));
+        let _ = store.delete(&key(peer));
     }
-    lease.step(&closed, if hurry { Duration::MAX } else { shared.closer.begun.elapsed() })
+    lease.step(&closed, if past_deadline { Duration::MAX } else { shared.closer.begun.elapsed() })
 }

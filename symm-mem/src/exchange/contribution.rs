@@ -35,9 +35,9 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. A record without
-    /// an offer would count as one of a plan. Returns `None` for transfers.
-    pub(super) fn nothing(&self) -> Option<RegionOffer> {
+    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Without an offer,
+    /// the record would count as one for a plan. Returns `None` for transfers.
+    pub(super) fn empty_offer(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,
             Self::Regions(_) => Some(RegionOffer { regions: Vec::new(), first_slot: 0 }),

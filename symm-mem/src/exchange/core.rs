@@ -18,7 +18,7 @@ use crate::{lock::lock, sharing::Imported};
 
 /// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
 /// that wait for a notification of this rank are released only at the deadlines of these waits.
-const LEFT_ATTEMPTS: u32 = 4;
+const DROP_NOTICE_ATTEMPTS: u32 = 4;
 
 /// The state of a `Plan`, or of the transfers between the regions of this rank and one peer: the signals, and the
 /// memory that the transfers use.
@@ -35,11 +35,10 @@ pub(super) struct Core {
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
     pub(super) captured: AtomicBool,
     /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
-    /// attempt, and always 0 for a `Plan`, because only regions are reported as dropped (see
-    /// [`CoreParts::is_regions`]).
-    pub(super) left_attempts: AtomicU32,
+    /// attempt, and always 0 if [`CoreParts::is_regions`] is false.
+    pub(super) drop_notice_attempts: AtomicU32,
     /// True once this rank has noticed that the peer has dropped its regions.
-    pub(super) peer_left: AtomicBool,
+    pub(super) peer_has_dropped: AtomicBool,
     /// Number of the plan's operations under way, plus the number of the plan's entries in the watch thread's list of
     /// failed plans. While the sum is not zero, this rank may still access the plan's memory and slots.
     pending: AtomicUsize,
@@ -61,8 +60,8 @@ pub(super) struct CoreParts {
     pub(super) endpoints: Vec<TransferEndpoint>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
-    /// True for regions, false for a `Plan`. If true, the closing thread tells the peer when this rank has dropped its
-    /// regions.
+    /// True for agreed regions. The closing thread then tells the peer when this rank has dropped its regions. False
+    /// for a `Plan`, and for the remains of an agreement that has failed.
     pub(super) is_regions: bool,
 }
 
@@ -84,48 +83,48 @@ pub(super) struct TransferEndpoint {
     pub(super) own: Words,
     /// The words of the peer's slot, by which this rank signals to the peer.
     pub(super) theirs: Words,
-    /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes the
-    /// value there to release the wait.
+    /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes
+    /// this value to `own.count` to release the wait.
     pub(super) awaited: AtomicU32,
-    pub(super) turn: Mutex<Turn>,
+    pub(super) progress: Mutex<SignalProgress>,
 }
 
 impl TransferEndpoint {
     pub(super) fn new(peer: u32, own: Words, theirs: Words) -> Self {
-        Self { peer, own, theirs, awaited: AtomicU32::new(0), turn: Mutex::default() }
+        Self { peer, own, theirs, awaited: AtomicU32::new(0), progress: Mutex::default() }
     }
 
-    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
-        lock(&self.turn)
+    pub(super) fn progress(&self) -> MutexGuard<'_, SignalProgress> {
+        lock(&self.progress)
     }
 }
 
 /// Progress of a transfer, or of this rank's notifications to a peer. Captured calls do not change it.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct SignalProgress {
     /// For a transfer of a `Plan`, the number of rounds that this rank has begun. In a round, one end calls `put` or
     /// `get`. The other end calls `ready` and then `wait`. A rank begins its next round by `put`, `get` or `ready`. For
     /// regions, the number of notifications that this rank has sent. The counter wraps around.
-    pub(super) round: u32,
+    pub(super) count: u32,
     /// True between this rank's calls of `ready` and of `wait` in one round. In this time the peer may copy. Always
     /// false for regions and for a transfer in which this rank copies, because this rank then never calls `ready`.
     pub(super) offered: bool,
-    /// The last operation, or for regions the last notification: its stream, and the event recorded after it. The next
-    /// operation or notification runs after this event, even on another stream.
+    /// The stream of the last operation (for regions: of the last notification), and the event recorded after it. The
+    /// next operation or notification runs after this event, even on another stream.
     pub(super) last: Option<(Stream, Arc<Event>)>,
 }
 
 impl Core {
     pub(super) fn new(parts: CoreParts, imports: Vec<Arc<Imported>>) -> Self {
-        let left_attempts = if parts.is_regions { LEFT_ATTEMPTS } else { 0 };
+        let drop_notice_attempts = if parts.is_regions { DROP_NOTICE_ATTEMPTS } else { 0 };
         Self {
             parts,
             imports: Mutex::new(imports),
             fault: Arc::default(),
             told: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            left_attempts: AtomicU32::new(left_attempts),
-            peer_left: AtomicBool::new(false),
+            drop_notice_attempts: AtomicU32::new(drop_notice_attempts),
+            peer_has_dropped: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
         }
     }
@@ -135,7 +134,7 @@ impl Core {
         self.fault.clone()
     }
 
-    /// Fails with the fault that has stopped the plan, if there is one.
+    /// Returns the fault as the error, if the plan has failed.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -145,8 +144,8 @@ impl Core {
         let _ = self.fault.set(fault);
     }
 
-    /// Adds 1 to [`pending`](Self::pending) and to the process's count for [`quiet`]. Each call must be followed by one
-    /// call of [`ended`](Self::ended), which subtracts 1 from both.
+    /// Adds 1 to [`pending`](Self::pending) and to the process's count of operations under way (see [`quiet`]). Each
+    /// call must be followed by one call of [`ended`](Self::ended), which subtracts 1 from both.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -182,8 +181,8 @@ impl Core {
     /// - This rank has reported in an agreement under way that the allocation is open: keeps the reference.
     /// - None of the above: closes the allocation.
     ///
-    /// Returns true if it has kept no reference: the plan is closed, and the closing thread reports this to the peers.
-    /// If the result is false, the closing thread calls this function again later.
+    /// Returns true if no reference was kept. The plan is then closed, and the closing thread reports this to the
+    /// peers. After the result false, the closing thread calls this function again later.
     pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
         let is_shared = |memory: &Arc<Imported>| {
             let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));
@@ -197,8 +196,8 @@ impl Core {
             if matches!(moment, Some(None)) {
                 return Some(memory);
             }
-            // Closes the memory if this is the last reference. An agreement under way may have another one, and a new
-            // agreement can get one at any time. So the check and the removal are one step.
+            // Closes the memory if this is the last reference. An agreement under way may hold another reference, and a
+            // new agreement can take one at any time. So one operation both checks and removes the reference.
             Arc::try_unwrap(memory).err()
         };
         let open = std::mem::take(&mut *self.imports());

@@ -8,11 +8,11 @@ use super::{
 };
 use crate::rendezvous::DeviceKind;
 
-/// Condition that a transfer or a graph waited for.
+/// Condition that a rank waits for until a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Awaited {
-    /// The peer's call of `ready`, which lets the copy begin.
+    /// The peer's signal that the copy may begin: see [`Plan::ready`](super::Plan::ready).
     Ready,
     /// The end of the peer's copy.
     Done,
@@ -24,10 +24,10 @@ pub enum Awaited {
     Copies,
 }
 
-/// Reason why a plan has stopped, or why the transfers between the [regions](super::Regions) of two ranks have stopped.
-/// The buffers of these transfers hold undefined data. The memory and the context are intact. Unless the group has
-/// ended, the exchange is intact too: the next call of `exchange` or `share_regions` with the same name makes a new
-/// plan or new regions.
+/// Reason why a plan has failed, or why the transfers between the [regions](super::Regions) of two ranks have failed.
+/// The buffers of these transfers hold undefined data. Their memory stays allocated, and the CUDA context stays usable.
+/// Unless the group has ended, the exchange stays usable too: the next call of `exchange` or `share_regions` makes a
+/// new plan or new regions, also with the same name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -40,19 +40,19 @@ pub enum Fault {
         Awaited::Copies => format!("the copies with rank {peer}, and earlier work of their stream, did not end"),
     })]
     Late {
-        /// Index of the transfer that did not proceed, in the list of the plan. 0 for a graph and for regions.
+        /// Index of the transfer that did not proceed, in the plan's list. 0 for a graph and for regions.
         transfer: usize,
         /// The peer of that transfer, as a rank of the job. For a graph, the peer of transfer 0, although another peer
         /// may be the late one.
         peer: u32,
         /// The condition that was not met in time.
         awaited: Awaited,
-        /// Time since the operation that missed its deadline was enqueued. An earlier operation of the plan on the same
-        /// stream may have delayed it. If the earlier operation has a deadline too, `transfer`, `peer` and `awaited`
-        /// describe the earlier operation.
+        /// Time since the late operation was enqueued. An earlier operation of the same stream may have delayed it. If
+        /// the first operation under way on the stream belongs to the same plan and has a deadline, `transfer`, `peer`
+        /// and `awaited` describe that operation instead.
         waited: Duration,
     },
-    /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
+    /// The plan, or the transfers between regions, have failed on a peer. Or a peer has dropped its regions.
     #[error(
         "Abandoned: rank {peer} has given up the plan: late, broken or aborted there, or its regions were dropped"
     )]
@@ -92,13 +92,13 @@ pub enum TransferError {
         /// Size of the group.
         world: usize,
     },
-    /// A transfer from a rank to itself.
+    /// The peer of a call or of a transfer is this rank itself.
     #[error("rank {rank} has a transfer with itself; copy on a stream instead")]
     ToSelf {
         /// The rank within the group.
         rank: usize,
     },
-    /// The memory is empty.
+    /// The memory has 0 bytes.
     #[error("a transfer of no bytes")]
     Empty,
     /// The memory does not belong to a CUDA device, so the copy engines of the CUDA driver cannot access it.
@@ -182,8 +182,8 @@ pub enum TransferError {
         /// Number of indices of the peer's ranges.
         remote: usize,
     },
-    /// [Prepared ranges](super::PreparedRanges) of another set of regions, or local ranges that are not this rank's.
-    /// Nothing was transferred.
+    /// Another set of regions has [prepared](super::PreparedRanges) the ranges, or the `local` ranges are not this
+    /// rank's. Nothing was transferred.
     #[error(
         "OtherRanges: the {side} list has ranges of rank {rank} in regions {regions:?} of generation {generation}; \
          prepare a list of {side} ranges with the set of the transfer"
@@ -217,8 +217,9 @@ pub enum TransferError {
         /// Name of the function called.
         asked: &'static str,
     },
-    /// The exchange cannot take a [hold](caching_alloc::core::Segment::hold) on the memory of a block of a caching
-    /// allocator, because a page of the block is about to move or to be released.
+    /// A block of a caching allocator cannot be kept allocated for the exchange, because the exchange cannot take a
+    /// [hold](caching_alloc::core::Segment::hold) on its memory: a page (segment) of the block is about to move or to
+    /// be released.
     #[error("the block at {address:#x} cannot be held: {cause}")]
     Unheld {
         /// Address of the block.
@@ -240,14 +241,14 @@ pub enum TransferError {
         "StalePlan: plan {plan:?} of generation {found}, expected generation {expected}: it was exchanged again since"
     )]
     StalePlan {
-        /// The plan's name.
+        /// Name of the plan, or of the set of regions.
         plan: String,
         /// The current generation.
         expected: u64,
-        /// The generation of this plan.
+        /// The generation of this plan or set.
         found: u64,
     },
-    /// The plan has stopped, or the transfers between the regions of this rank and the peer have stopped.
+    /// The plan has failed, or the transfers between the regions of this rank and the peer have failed.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// The driver failed.

@@ -30,12 +30,12 @@ pub(super) fn export<'a>(
 }
 
 /// Sends the other members the file descriptors that they need, and opens the peers' memory that this rank accesses and
-/// does not have open yet. Returns the newly opened allocations. `place` is the index of this rank in `records`. On
+/// does not have open yet. Returns the newly opened allocations. `own` is the index of this rank in `records`. On
 /// failure, returns the outcome that this rank reports to the other members.
 pub(super) fn open(
     context: &Context,
     offer: &Offer,
-    place: usize,
+    own: usize,
     records: &[ExchangeRecord],
     deadline: Deadline,
 ) -> Result<Open, OpeningOutcome> {
@@ -47,11 +47,11 @@ pub(super) fn open(
         })
         .collect();
     let wanted = |from: usize, to: usize| missing(&records[from], &records[to]);
-    let name = |at: usize, number: usize| records[at].exports[number].id.to_string();
-    let opened = sharing::open(context, offer, place, &parties, wanted, name, deadline)?;
-    let entry = |((at, number), imported): ((usize, usize), _)| {
-        let record = &records[at];
-        ((record.rank, record.exports[number].id), Arc::new(imported))
+    let name = |record: usize, export: usize| records[record].exports[export].id.to_string();
+    let opened = sharing::open(context, offer, own, &parties, wanted, name, deadline)?;
+    let entry = |((record, export), imported): ((usize, usize), _)| {
+        let record = &records[record];
+        ((record.rank, record.exports[export].id), Arc::new(imported))
     };
     Ok(opened.into_iter().map(entry).collect())
 }

@@ -5,14 +5,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// The current generation of one plan name. The plan or set of [regions](super::Regions) with this generation is
-/// current, and earlier ones of the same name are stale. Before the first agreement, the value is 0. Clones share the
-/// value.
+/// The current generation of one name. The plan or set of [regions](super::Regions) of this name with this generation
+/// is current, and earlier ones are stale. Before the first agreement, the value is 0. Clones share the value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 
 impl Generations {
-    /// Returns the generation that this rank proposes. All members use the highest proposal.
+    /// Returns the generation that this rank proposes in its next agreement. All members use the highest proposal.
     pub(crate) fn next(&self) -> u64 {
         self.0.load(Ordering::Acquire) + 1
     }

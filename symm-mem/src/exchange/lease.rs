@@ -49,7 +49,7 @@ impl Lease {
         &self.waiting
     }
 
-    /// Removes the peers in `closed`, and returns the state at time `now`.
+    /// Removes the peers in `closed`, which have closed the plan, and returns the state at time `now`.
     pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> LeaseState {
         self.waiting.retain(|peer| !closed.contains(peer));
         match (self.waiting.is_empty(), now >= self.until) {
@@ -101,8 +101,8 @@ impl Quarantined {
 
     /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. The exchange still does not reuse the
     /// signal slots. To free memory of `cuMemAlloc`, the driver waits until the device has no work. Meanwhile, other
-    /// threads of the process may block in the driver. So if threads of this process run several ranks, first end the
-    /// transfers and kernels of all of them that wait for each other.
+    /// threads of the process may block in the driver. So if this process runs several ranks, first end all their
+    /// transfers and kernels that wait for another rank.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.

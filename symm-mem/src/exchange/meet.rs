@@ -125,7 +125,7 @@ impl Exchange {
         let mut opened = Open::new();
         let result = self.run(&key, ranks, record, prepared.as_ref(), &mut opened);
         drop(number);
-        let is_refused_by_all = is_same_on_all(&result);
+        let is_same_on_all = is_same_on_all(&result);
         let built = result.map(|agreement| {
             let (agreement, prepared) = agreement.as_ref().zip(prepared.as_ref())?;
             opened.iter().for_each(|(key, imported)| shared.handles.note(*key, imported));
@@ -138,8 +138,8 @@ impl Exchange {
             Err(failed) => (ExchangeEnding::of_meeting(failed.ending), failed.store),
         };
         if let Some(prepared) = &prepared {
-            let is_nobodys = is_refused_by_all && matches!(ending, ExchangeEnding::Refused(_));
-            self.let_go(&key, prepared, contribution, &others, opened, is_nobodys);
+            let is_refused_by_all = is_same_on_all && matches!(ending, ExchangeEnding::Refused(_));
+            self.clean_up(&key, prepared, contribution, &others, opened, is_refused_by_all);
         }
         let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
@@ -154,17 +154,18 @@ impl Exchange {
     /// Returns `None` if `members` lacks this rank, or contains a rank that the group does not have.
     fn ranks_of(&self, members: &[usize]) -> Option<Vec<u32>> {
         let info = &self.owner.shared.info;
-        let mut places = members.to_vec();
-        places.sort_unstable();
-        places.dedup();
-        if !places.contains(&info.rank()) {
+        let mut sorted = members.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if !sorted.contains(&info.rank()) {
             return None;
         }
-        places.iter().map(|place| info.global_ranks().get(*place).copied()).collect()
+        sorted.iter().map(|member| info.global_ranks().get(*member).copied()).collect()
     }
 
-    /// Prepares this rank's record and its [`PreparedRecord`]. If that fails, frees the slots, and returns a record
-    /// with the cause and none: the rank takes part in the agreement, so that the others do not wait for it.
+    /// Prepares this rank's contribution to the agreement. Returns its record and the [`PreparedRecord`]. If that
+    /// fails, frees the slots, and returns a record with the cause, and `None`. This rank then takes part with that
+    /// record, so that the others do not wait for it.
     fn record_or_cause(
         &self,
         plan: &str,
@@ -184,15 +185,15 @@ impl Exchange {
             Err(cause) => {
                 let readiness = SharingReadiness::Failed { cause };
                 let record =
-                    ExchangeRecord { readiness, regions: contribution.nothing(), ..self.record(plan) };
+                    ExchangeRecord { readiness, regions: contribution.empty_offer(), ..self.record(plan) };
                 (record, None)
             }
         }
     }
 
-    /// Runs the agreement `key` of the members `ranks`. If the members must open memory, this rank opens it, and sets
-    /// `opened`. On success, returns the agreement, or `None` if there is none although the members have agreed to open
-    /// memory.
+    /// Runs the agreement of the members `ranks`. `key` is the prefix of its store keys. If the members must open
+    /// memory, this rank opens the peers' memory that it accesses, and sets `opened`. On success, returns the
+    /// agreement, or `None` if the members have succeeded but this rank has not received the agreement.
     fn run(
         &self,
         key: &str,
@@ -206,11 +207,11 @@ impl Exchange {
         let mut acted = None;
         let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
             acted = Some(agreement.clone());
-            let place = agreement.records.iter().position(|record| record.rank == shared.rank());
-            let (Some(prepared), Some(place)) = (prepared, place) else {
+            let own = agreement.records.iter().position(|record| record.rank == shared.rank());
+            let (Some(prepared), Some(own)) = (prepared, own) else {
                 return OpeningOutcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match exports::open(&shared.context, &prepared.offer, place, &agreement.records, deadline) {
+            match exports::open(&shared.context, &prepared.offer, own, &agreement.records, deadline) {
                 Ok(all) => {
                     *opened = all;
                     OpeningOutcome::Mapped
@@ -250,7 +251,7 @@ impl Exchange {
     ) -> Result<PreparedRecord, String> {
         let ExchangeState { shared, options, .. } = &*self.owner;
         let patience = Deadline::after(options.deadline / 8);
-        let last = self.named(plan).last;
+        let last = self.name_state(plan).last;
         let mut last = last.iter().filter_map(Weak::upgrade);
         if last.any(|last| !shared.watch.drain(&last, patience)) {
             return Err("transfers of the plan are under way still".to_owned());
@@ -274,7 +275,7 @@ impl Exchange {
         ExchangeRecord {
             rank: shared.rank(),
             plan: plan.to_owned(),
-            generation: self.named(plan).generations.next(),
+            generation: self.name_state(plan).generations.next(),
             readiness: SharingReadiness::Ready,
             site: rendezvous.inner.group.site.clone(),
             channels: u32::try_from(options.channels).unwrap_or(u32::MAX),
@@ -285,7 +286,7 @@ impl Exchange {
         }
     }
 
-    fn named(&self, plan: &str) -> NameState {
+    fn name_state(&self, plan: &str) -> NameState {
         let mut plans = lock(&self.owner.plans);
         let NameState { generations, last } = plans.entry(plan.to_owned()).or_default();
         NameState { generations: generations.clone(), last: last.clone() }
@@ -308,12 +309,12 @@ impl Exchange {
         }
         let memory = Contribution::Transfers(transfers).memory();
         let core = self.core(agreed.name(), agreed.slots.clone(), endpoints, memory, imports, false);
-        self.made_current(agreed, [&core]);
+        self.make_current(agreed, [&core]);
         Some(Plan::new(self.owner.clone(), core, ends))
     }
 
     /// Records the agreed plan, or the agreed regions, as current for their name.
-    pub(super) fn made_current<'a>(
+    pub(super) fn make_current<'a>(
         &self,
         agreed: &AgreedExchange<'_>,
         cores: impl IntoIterator<Item = &'a Arc<Core>>,
@@ -338,7 +339,7 @@ impl Exchange {
         let parts = CoreParts {
             plan: plan.to_owned(),
             generation,
-            current: self.named(plan).generations,
+            current: self.name_state(plan).generations,
             key: key.to_owned(),
             slots,
             endpoints,
@@ -350,28 +351,29 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement from which this rank got no plan or regions. `opened` is the peers' memory that
-    /// this rank has opened in the agreement.
+    /// Cleans up after an agreement from which this rank got no plan or regions. `others` are the other members.
+    /// `opened` is the peers' memory that this rank has opened in the agreement.
     ///
-    /// If `is_nobodys`, no other rank got the plan or the regions either, so no peer writes to this rank's slots. This
-    /// call then frees the slots, and hands only the memory in `opened` to the closing thread, which closes it.
+    /// If `is_refused_by_all`, no other rank got the plan or the regions either, so no peer writes to this rank's
+    /// slots. This call then frees the slots, and hands only the memory in `opened` to the closing thread, which closes
+    /// it.
     ///
     /// Otherwise another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
     /// `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and tells the
     /// peers that this rank has closed the plan. It frees the slots and this rank's memory once the peers have closed
     /// the plan too.
-    fn let_go(
+    fn clean_up(
         &self,
         key: &str,
         prepared: &PreparedRecord,
         contribution: &Contribution<'_>,
         others: &[u32],
         opened: Open,
-        is_nobodys: bool,
+        is_refused_by_all: bool,
     ) {
         let shared = &self.owner.shared;
         let (mut slots, mut peers, mut memory) = (prepared.slots.clone(), Vec::new(), Vec::new());
-        if is_nobodys {
+        if is_refused_by_all {
             shared.slots().give_back(std::mem::take(&mut slots));
             if opened.is_empty() {
                 return;
@@ -390,9 +392,9 @@ impl Exchange {
     }
 }
 
-/// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not
-/// span two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies.
-/// Returns `None` if an allocation is not open.
+/// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not span
+/// two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies. Returns
+/// `None` if an allocation of the peer is not open.
 fn copies(
     agreed: &AgreedExchange<'_>,
     transfer: &Transfer,
@@ -414,8 +416,9 @@ fn copies(
     route.remote.iter().map(&mut copy).collect()
 }
 
-/// Returns false for the failures that may be reported to this rank alone, so that another member may have the plan:
-/// another process takes part as the same rank (`Taken`), or the member lists differ (`Members`).
+/// Returns whether a refusal in `result` is the same on all members. That is false for two failures that may be
+/// reported to this rank alone, so that another member may have the plan: another process takes part as the same rank
+/// (`Taken`), or the member lists differ (`Members`).
 fn is_same_on_all<T>(result: &Result<T, Box<Failed<ExchangeProtocol>>>) -> bool {
     !matches!(
         result,

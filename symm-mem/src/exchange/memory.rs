@@ -72,8 +72,8 @@ impl Memory {
         Self { backing: Backing::Owned(Arc::new(owned)), offset: 0, bytes }
     }
 
-    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open the segment that
-    /// contains the block. If the segment is virtual memory with exportable
+    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open the segment (the
+    /// allocation of the driver) that contains the block. If the segment is virtual memory with exportable
     /// [handles](caching_alloc::driver::Sharing), peers in other processes use its file descriptor or fabric handle. If
     /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
@@ -99,12 +99,12 @@ impl Memory {
     /// is dropped.
     ///
     /// Transfers do not know the [stream](DeviceView::stream) of the slice. While the slice or this memory exists, the
-    /// program must order the transfers of all ranks with the work of that stream: they run on that stream, or that
-    /// stream and the transfers wait for each other. The calls that enqueue transfers are `unsafe`, and state this as a
-    /// condition on conflicting accesses.
+    /// program must order the transfers of all ranks with the work of that stream, for example by events and
+    /// notifications. The calls that enqueue transfers are `unsafe`, and state this as a condition on conflicting
+    /// accesses.
     ///
     /// # Errors
-    /// [`TransferError::ForeignSlice`] if another allocator allocated the slice, and those of [`block`](Self::block).
+    /// As [`block`](Self::block). [`TransferError::ForeignSlice`] if another allocator allocated the slice.
     ///
     /// ```no_run
     /// # use caching_alloc::driver::DeviceAllocator;
@@ -176,8 +176,8 @@ impl Memory {
     pub fn view(&self, layout: &Layout, offset: usize) -> Result<Self, TransferError> {
         let dense = Layout::contiguous(layout.shape(), layout.data_type());
         // The stride of a dimension of length 1 has no effect.
-        let moves = layout.shape().iter().zip(layout.strides().iter().zip(dense.strides()));
-        let is_dense = moves.clone().all(|(length, (stride, dense))| *length <= 1 || stride == dense);
+        let dimensions = layout.shape().iter().zip(layout.strides().iter().zip(dense.strides()));
+        let is_dense = dimensions.clone().all(|(length, (stride, dense))| *length <= 1 || stride == dense);
         if !is_dense && layout.elements() != Some(0) {
             let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
             return Err(TransferError::NotContiguous { shape, strides });
@@ -224,7 +224,7 @@ impl Memory {
     }
 
     /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
-    /// Returns `None` if the memory lies in a retired segment of a pool.
+    /// Returns `None` if the memory lies in a segment that its pool has retired, that is, removed.
     pub(super) fn pieces(&self) -> Option<Vec<MemorySpan>> {
         let owned = match &self.backing {
             Backing::Virtual(buffer) => {

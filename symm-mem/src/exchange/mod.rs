@@ -1,11 +1,12 @@
 //! One-sided transfers: put and get between ranks by copy engines, without a collective and without a kernel.
 //!
 //! A transfer copies a buffer of one rank to a buffer of another. Each of the two ranks has one end of the transfer:
-//! its buffer and its [role](Part). The members of a group [exchange](Exchange::exchange) a plan: each member lists its
-//! ends, and the two ends of every transfer are checked against each other before any memory is opened. All members get
-//! the plan, or none does. Then the members call [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and
-//! [`wait`](Plan::wait) of their [`Plan`], any number of times. Each call enqueues work on a stream. If the lists of
-//! the ranks do not match, all ranks get the same typed error within the [time limits](ExchangeOptions::deadline).
+//! its buffer and its [role](Part). The members of a group [agree](Exchange::exchange) on a [`Plan`], which is a list
+//! of transfers. For this, each member lists its ends, and the two ends of every transfer are checked against each
+//! other before any memory is opened. If the lists of the ranks do not match, all ranks get the same typed error within
+//! the [time limits](ExchangeOptions::deadline). Otherwise, the transfers can run any number of times: one end calls
+//! [`put`](Plan::put) or [`get`](Plan::get) to copy, and the other end calls [`ready`](Plan::ready) before the copy and
+//! [`wait`](Plan::wait) after it. Each call enqueues work on a stream.
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -19,12 +20,13 @@
 //! let to = exchange.transfer((rank + 1) % world, Part::PutInitiator, &Memory::from(source))?;
 //! let from = exchange.transfer((rank + world - 1) % world, Part::PutTarget, &Memory::from(target))?;
 //! let plan = exchange.exchange("ring", &[to, from])?;
-//! let soon = Duration::from_secs(10);
+//! let deadline = Duration::from_secs(10);
+//! // The index of `to` in the list is 0, and that of `from` is 1.
 //! // SAFETY: nobody else uses the buffers.
 //! unsafe {
 //!     plan.ready(1, stream)?;
-//!     plan.put(0, stream, soon)?;
-//!     plan.wait(1, stream, soon)?;
+//!     plan.put(0, stream, deadline)?;
+//!     plan.wait(1, stream, deadline)?;
 //! }
 //! stream.synchronize()?;
 //! plan.check()?;
@@ -33,10 +35,11 @@
 //! ```
 //!
 //! *Regions.* A plan fixes both ends of each transfer. If the peers change from call to call, as in the transfer of a
-//! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once.
-//! Then any member can [transfer](Regions::transfer) between its regions and those of any other member. A list of
-//! [`Descriptor`]s gives the ranges to copy. A transfer needs no call of the peer and no access to the group's store.
-//! If transfers use the same ranges again and again, [`prepare`](Regions::prepare) validates the ranges once.
+//! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once. A
+//! region is memory of one rank, with a name. Then any member can [transfer](Regions::transfer) between its regions and
+//! those of any other member. A list of [`Descriptor`]s gives the ranges to copy. A transfer needs no call of the peer
+//! and no access to the group's store. If transfers use the same ranges again and again, [`prepare`](Regions::prepare)
+//! validates the ranges once.
 //!
 //! ```no_run
 //! # use caching_alloc::core::Block;
@@ -48,7 +51,7 @@
 //! // The cache is a block of a caching allocator, with pages of 2 MiB. Every rank shares its own.
 //! let cache = Memory::block(stream.context(), cache)?;
 //! let regions = exchange.share_regions("kv", &[("cache", cache)])?;
-//! let soon = Duration::from_secs(10);
+//! let deadline = Duration::from_secs(10);
 //! // A scheduler decides which pages of this rank are copied to which pages of rank 3.
 //! let (decoder, pages) = (3, [(0, 17), (1, 4), (2, 5)]);
 //! let remote_region = regions.find(decoder, "cache")?.ok_or("rank 3 has no cache")?;
@@ -61,24 +64,25 @@
 //! });
 //! // SAFETY: the decoder uses its pages only after the notification. This rank writes its own pages only after the
 //! // stream has passed the copies.
-//! let pending = unsafe { regions.transfer_and_notify(Direction::Put, decoder, &list, stream, soon)? };
+//! let pending = unsafe { regions.transfer_and_notify(Direction::Put, decoder, &list, stream, deadline)? };
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
 //! // If rank 0 runs the code above, the decoder makes this call. The decoder's stream then waits for the notification
 //! // of rank 0, so work that is enqueued after the call may use the pages.
-//! regions.wait(0, stream, soon)?;
+//! regions.wait(0, stream, deadline)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! | module | subject |
 //! |---|---|
-//! | root, `options` | [`Exchange`]: the signal slots and plans of one rank, and the peers' memory that it has open |
+//! | root, `options` | [`Exchange`]: a rank's plans and regions, and the peers' memory that the rank has open |
 //! | `meet` | one agreement on a plan or on regions |
 //! | [`protocol`] | the protocol of that agreement, without I/O |
 //! | `contribution` | the contribution of a rank to an agreement: ends of transfers, or regions |
-//! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
+//! | `memory`, `owned` | [`Memory`]: memory that transfers can use |
+//! | `transfer` | [`Transfer`]: one end of a transfer |
 //! | `plan` | [`Plan`]: put and get on streams |
 //! | `copy` | copies between the memory of two ranks |
 //! | `core` | the state of a plan, or of the transfers between the regions of two ranks |
@@ -86,9 +90,9 @@
 //! | `regions` | [`Regions`]: memory that all members share, lists of descriptors, and prepared ranges |
 //! | `exports` | the allocations that this rank shares in one agreement |
 //! | `handles` | the peers' allocations that this rank has open |
-//! | `slots` | device words by which peers signal to this rank |
+//! | `slots` | words of device memory by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
-//! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
+//! | `close`, `lease` | closing of dropped plans and regions; memory stays allocated until all peers have closed it |
 //! | `quiet` | the times at which a process of several ranks may make driver calls that wait for the device |
 //! | `shared` | state that an exchange, its plans and its threads share |
 //! | `error` | errors of transfers |
@@ -190,8 +194,8 @@ struct ExchangeState {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation (see [`Generations`]) of one plan name, and the state of the last plan or regions agreed
-/// under that name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
+/// The current generation (see [`Generations`]) of one name, and the state of the last plan or regions agreed under
+/// that name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
 #[derive(Debug, Default)]
 struct NameState {
     generations: Generations,
@@ -229,10 +233,10 @@ impl Exchange {
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
         // The other members wait in the rendezvous for this rank, for half of the deadline in the `RendezvousOptions`.
-        // `prepared` waits for at most three eighths of that deadline. So this rank can still post its record or its
+        // `prepare` waits for at most three eighths of that deadline. So this rank can still post its record or its
         // error in time.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
-        let (slab, tools) = match prepared(&info, context, &options, patience) {
+        let (slab, tools) = match prepare(&info, context, &options, patience) {
             Ok(prepared) => prepared,
             Err(kind) => {
                 // Post the error, so that the other members get a refusal that names this rank.
@@ -267,9 +271,9 @@ impl Exchange {
         &self.owner.shared.info
     }
 
-    /// Returns this rank's end of a transfer with `peer`, a rank within the group. The peer must list the other end. If
-    /// a plan has several transfers between the two ranks, the n-th of them in the list of one rank matches the n-th of
-    /// them in the list of the other.
+    /// Returns this rank's end of a transfer with `peer`, a rank within the group. In [`exchange`](Self::exchange), the
+    /// peer must list the other end. If a plan has several transfers between the two ranks, the n-th of them in the
+    /// list of one rank matches the n-th of them in the list of the other.
     ///
     /// # Errors
     /// [`TransferError`]: `ToSelf` if `peer` is this rank, `NoSuchRank` if the group has no such rank, `Empty` if the
@@ -305,12 +309,12 @@ impl Exchange {
     /// applies to a previous set of regions of that name and its transfers.
     ///
     /// # Errors
-    /// - [`ErrorKind::NoChannels`]: this rank lacks channels. The other members get
-    ///   [`ExchangeRefused`](ErrorKind::ExchangeRefused).
+    /// - [`ErrorKind::NoChannels`]: too few adjacent [channels](ExchangeOptions::channels) of this rank are free. The
+    ///   other members get [`ExchangeRefused`](ErrorKind::ExchangeRefused).
     /// - [`ErrorKind::Store`]: the store fails for this rank.
     /// - [`ErrorKind::GroupOver`]: the group has ended.
-    /// - [`ErrorKind::Unreadable`]: this rank cannot read the decision.
-    /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug.
+    /// - [`ErrorKind::Unreadable`]: this rank cannot decode the members' decision.
+    /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug of this crate.
     /// - [`ErrorKind::ExchangeRefused`]: the members refuse the plan. All get the same refusal, within the limits of
     ///   [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if a member's list
     ///   of members differs from the others', it is possible that only that process or member gets the refusal.
@@ -332,24 +336,27 @@ impl Exchange {
         self.owner.shared.slots().free()
     }
 
-    /// Removes from the exchange the plans and regions that peers have not closed within the
-    /// [lease](ExchangeOptions::lease), and returns them.
+    /// Removes from the exchange the [quarantined](Quarantined) memory, and returns it: this rank's memory of dropped
+    /// plans and regions that peers have not closed within the [lease](ExchangeOptions::lease).
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()
     }
 
     /// Waits until this rank and its peers have closed the plans and regions that this rank has dropped, or until the
-    /// deadline. At the deadline, transfers of these plans and regions that are under way fail with [`Fault::Aborted`].
-    /// The running [leases](ExchangeOptions::lease) end then, so memory that peers have not closed is quarantined.
-    /// Returns the quarantined plans and regions, as [`quarantine`](Self::quarantine) does.
+    /// deadline. A rank *closes* a plan or regions after it has dropped them: it closes the peers' memory that they
+    /// use.
     ///
-    /// Not collective. But a peer closes a plan only after it has dropped the plan too, so this call may wait for that.
+    /// At the deadline, transfers of these plans and regions that are under way fail with [`Fault::Aborted`]. The
+    /// running [leases](ExchangeOptions::lease) end then, so memory that peers have not closed is quarantined. Returns
+    /// the quarantined memory, as [`quarantine`](Self::quarantine) does.
+    ///
+    /// Not collective. But a peer closes a plan only after the peer has dropped it too, so this call may wait for that.
     /// If this is the last clone of the exchange, and all plans and regions are dropped, the call also ends the
     /// exchange's threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then. The exchange's threads close them
-    /// when they can, report that to the peers, and end. Reasons for open plans:
+    /// later, and report that to the peers. Reasons for open plans:
     /// - The device does not answer.
     /// - A rank of this process has a transfer under way. During transfers, a process of several ranks neither frees
     ///   memory of `cuMemAlloc` nor closes memory that was opened by legacy IPC handle.
@@ -373,9 +380,10 @@ impl Exchange {
     }
 }
 
-/// Allocates this rank's slots, and creates the exchange's [`Tools`]. Does not share the slots with peers yet. If
-/// another rank of this process is closing memory, first waits until that rank has finished, for at most `patience`.
-fn prepared(
+/// Allocates the slab (this rank's array of slots), and creates the exchange's [`Tools`]. Does not share the slots with
+/// peers yet. If another rank of this process is closing memory, first waits until that rank has finished, for at most
+/// `patience`.
+fn prepare(
     info: &GroupInfo,
     context: &Context,
     options: &ExchangeOptions,
@@ -404,7 +412,7 @@ mod tests {
     use crate::rendezvous::RendezvousOptions;
 
     rusty_fork_test! {
-        /// Another rank of the process closes memory for 100 ms. [`Exchange::new`] waits until it has finished,
+        /// Another rank of the process closes memory for 100 ms. [`Exchange::new`] waits until that rank has finished,
         /// although the deadline in the [`ExchangeOptions`] is 0: the limit of this wait is derived from the deadline
         /// of the rendezvous, here 60 s.
         #[test]

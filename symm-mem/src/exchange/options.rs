@@ -5,8 +5,8 @@ use std::time::Duration;
 use cuda_driver::vmm::HandleTypes;
 
 /// Options of a group's exchanges. All members must pass the same values. [`Exchange::new`](super::Exchange::new)
-/// refuses members with different `channels`. Different deadlines are not noticed, but a member with a shorter one may
-/// end an agreement for all members while others would still wait.
+/// refuses members with different `channels`. Different deadlines and leases are not noticed. A member with a shorter
+/// deadline may end an agreement for all members while others would still wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// Determines the time limits of an agreement on a plan or on regions:
@@ -14,7 +14,7 @@ pub struct ExchangeOptions {
     /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
     /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.
     ///
-    /// Because of the minimum times, an agreement may take longer than a short deadline.
+    /// Because of the minimum times, an agreement may take longer than the deadline if the deadline is short.
     pub deadline: Duration,
     /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory into which
     /// one peer writes its signals. A plan uses one channel for each of its transfers, and a set of regions one for

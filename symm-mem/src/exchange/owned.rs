@@ -108,7 +108,7 @@ impl Owned {
             let (base, bytes) = (DevicePtr(segment.address()), segment.bytes() as usize);
             let allocation = OwnedAllocation::new(context, base, bytes)?;
             if allocation.physical.is_none() {
-                // Refuse memory that the driver did not allocate: it has no address range.
+                // Refuse memory that the driver did not allocate: for such memory, this call fails.
                 context.address_range(base)?;
             }
             Ok::<_, Error>(allocation)
@@ -119,7 +119,7 @@ impl Owned {
     }
 }
 
-/// Takes a hold on each segment of the block at `address`, or on none.
+/// Takes a hold on each segment of the block at `address`. If one of them cannot be held, takes none.
 fn holds(address: u64, segments: &[Segment]) -> Result<Vec<Hold>, TransferError> {
     let hold = |segment: &Segment| segment.hold(HOLDER);
     let holds = segments.iter().map(hold).collect::<Result<_, _>>();
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// Pages that an allocator has released cannot be held. The error names the block, and leaves no hold on the pages
-    /// that could be held.
+    /// Pages (segments) that an allocator has released cannot be held. The error names the block. Afterwards, no hold
+    /// is left on the other pages.
     #[test]
     fn a_block_with_a_released_page_is_not_held() {
         let source = Arc::new(HostSource::new(1 << 30));

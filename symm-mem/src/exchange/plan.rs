@@ -43,14 +43,14 @@ use super::{
 ///   their calls. So a `get` whose peer is not ready blocks every later `get`. Call `get` in the order in which the
 ///   peers become ready. If that order is unknown, use puts, which do not use this queue.
 /// - A signal that is enqueued while the same device copies can be delayed until the copy has ended. So call
-///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round can
-///   be enqueued before the copy of the current round begins.
+///   [`ready`](Self::ready) before `put` and `get`. Use two transfers with a buffer each in turn, so that `ready` for
+///   the next buffer can be enqueued before the copy of the current buffer begins.
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
-/// transfer that such a thread must enqueue, the process deadlocks. So in a process of several ranks, exchanges free
-/// and close such memory only while no rank of the process has a transfer under way. While they do so, `ready`, `put`,
-/// `get`, `wait`, `launch` and `watch` of all plans of the process may block the host.
+/// transfer that one of the blocked threads must enqueue, the process deadlocks. So in a process of several ranks,
+/// exchanges free and close such memory only while no rank of the process has a transfer under way. While they do so,
+/// `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the process may block the host.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -62,12 +62,12 @@ use super::{
 /// launch.
 ///
 /// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer
-/// misses a deadline, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so
-/// that streams and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the
-/// peer has not called `ready`. So call [`check`](Self::check) before you use transferred data. After the failure,
-/// `check` and all calls that enqueue work return the [`Fault`]. On the rank that noticed the delay, the fault names
-/// the peer that missed the deadline. On the other ranks, it names a peer that has given up the plan. To continue,
-/// exchange a plan of the same name again.
+/// misses a deadline, the plan fails on the rank that waits, and then on its peers. The plan's waits are
+/// released, so that streams and context stay usable. A `put` or `get` whose wait is released in this way still copies,
+/// even if the peer has not called `ready`. So call [`check`](Self::check) before you use transferred data. After the
+/// failure, `check` and all calls that enqueue work return the [`Fault`]. On the rank that noticed the delay, the fault
+/// names the peer that missed the deadline. On the other ranks, it names a peer on which the plan had failed before. To
+/// continue, exchange a plan of the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<PlanState>,
@@ -84,7 +84,7 @@ struct PlanState {
 pub(super) struct TransferEnd {
     pub(super) part: Part,
     pub(super) memory: Memory,
-    /// The copies of this rank, which move all bytes of the buffers. Empty if the peer copies.
+    /// The copies that this rank enqueues, which together copy the whole buffer. Empty if the peer copies.
     pub(super) copies: Vec<RangeCopy>,
 }
 
@@ -204,7 +204,7 @@ impl Plan {
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
         // Before the check for a fault: a launched graph must be watched even if the plan has failed.
-        self.bound(stream, deadline)?;
+        self.set_deadline(stream, deadline)?;
         Ok(self.inner.core.fault()?)
     }
 
@@ -227,10 +227,11 @@ impl Plan {
         let _gate = quiet::enqueueing();
         self.inner.core.fault()?;
         stream.launch(graph)?;
-        self.bound(stream, deadline)
+        self.set_deadline(stream, deadline)
     }
 
-    fn bound(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
+    /// Makes the plan fail if the work on `stream` has not ended within `deadline`.
+    fn set_deadline(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
         let event = shared.watch.event(&shared.context);
         let recorded = event.and_then(|done| stream.record(&done).map(|()| done));
@@ -257,6 +258,8 @@ impl Plan {
         self.inner.owner.shared.fail(&self.inner.core, Fault::Aborted);
     }
 
+    /// Enqueues the steps of a call of the function `asked`, which only the roles in `expected` may call. `wait` is the
+    /// condition that the first step waits for, and the deadline.
     fn enqueue(
         &self,
         at: usize,
@@ -281,14 +284,14 @@ impl Plan {
         let _gate = quiet::enqueueing();
         let begins = !matches!(asked, "wait");
         // Locked until the event `done` is recorded: the steps of two threads must not interleave.
-        let mut turn = endpoint.turn();
-        if !end.part.copies() && turn.offered == begins {
+        let mut progress = endpoint.progress();
+        if !end.part.copies() && progress.offered == begins {
             let expected = if begins { "wait" } else { "ready" };
             return Err(TransferError::OutOfTurn { at, asked, expected });
         }
-        let round = if begins { turn.round.wrapping_add(1) } else { turn.round };
+        let round = if begins { progress.count.wrapping_add(1) } else { progress.count };
         let done = shared.watch.event(&shared.context)?;
-        if let Some((last, event)) = &turn.last
+        if let Some((last, event)) = &progress.last
             && !last.is_same(stream)
         {
             stream.wait(event)?;
@@ -297,17 +300,18 @@ impl Plan {
             endpoint.awaited.store(round, Ordering::Release);
         }
         self.enqueue_round(at, (endpoint, end), steps, round, stream, &done)?;
-        (turn.round, turn.offered) = (round, !end.part.copies() && begins);
-        let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
-        drop(turn);
+        (progress.count, progress.offered) = (round, !end.part.copies() && begins);
+        let previous = progress.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
+        drop(progress);
         let (awaited, deadline) = wait.unzip();
         let awaited = awaited.map(|awaited| (at, awaited));
-        shared.watch.begin(core, stream, done, awaited, deadline, former);
+        shared.watch.begin(core, stream, done, awaited, deadline, previous);
         Ok(())
     }
 
-    /// Enqueues the steps of a call in round `round` of transfer `at`, and records `done` after them. If only some of
-    /// them could be enqueued, the plan fails, because they cannot be undone and the round is incomplete.
+    /// Enqueues the steps of a call in round `round` of transfer `at`, and records `done` after them. If the driver
+    /// fails after the first step was enqueued, the plan fails: enqueued steps cannot be undone, and the round is
+    /// incomplete.
     fn enqueue_round(
         &self,
         at: usize,
@@ -332,7 +336,7 @@ impl Plan {
                 if stream.record(done).is_ok() {
                     shared.watch.begin(core, stream, done.clone(), None, None, None);
                 }
-                shared.watch.failed(core);
+                shared.watch.add_failed(core);
             }
             return Err(error.into());
         }
@@ -347,8 +351,8 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step. If `round` is `Some`, waits and signals use the count words, with this number. If `round` is
-/// `None`, the stream captures the step, and waits and signals use the toggle words.
+/// Enqueues one step. If `round` is `Some`, waits and signals use the [count words](super::slots::Words::count), with
+/// this number. If `round` is `None`, the stream captures the step, and waits and signals use the toggle words.
 fn run(
     step: &StreamStep,
     (endpoint, end): (&TransferEndpoint, &TransferEnd),

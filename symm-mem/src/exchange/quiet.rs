@@ -7,9 +7,9 @@
 //! three of four runs, with four H200 and one thread per rank).
 //!
 //! So in a process of several ranks, an exchange closes memory only in a *quiet moment*: while no rank of the process
-//! has a transfer under way. No transfer begins before the call has returned. Every transfer ends by its deadline, but
-//! if new transfers always begin before the earlier ones have ended, there is no quiet moment. So code that waits until
-//! memory is closed must use a deadline of its own.
+//! has a transfer under way. No transfer begins before the driver call has returned. Every transfer ends, at the latest
+//! by its deadline. But if new transfers always begin before the earlier ones have ended, there is no quiet moment. So
+//! code that waits until memory is closed must use a deadline of its own.
 //!
 //! A process of one rank needs no quiet moment. Its device may wait for ranks of other processes, but those ranks do
 //! not block in this process's driver. While such a process closes memory, a second rank cannot create an exchange in
@@ -36,7 +36,7 @@ use process_group::store::Deadline;
 use crate::lock::lock;
 
 /// Interval at which [`Present::new`] checks whether another rank still closes memory.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Number of operations of transfers that are under way in this process (signals, waits, copies and graph launches),
 /// plus the number of failed plans and regions that watch threads have not handled yet.
@@ -117,7 +117,7 @@ impl Present {
             if deadline.expired() {
                 return None;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

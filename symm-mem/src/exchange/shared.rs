@@ -37,9 +37,9 @@ pub(super) struct Tools {
     /// Becomes [`Shared::mirror`].
     mirror: Mirror,
     /// The host buffer to which the watch thread copies this rank's slots.
-    glance: Mirror,
-    /// The watch thread records this event after each copy to `glance`.
-    glanced: Event,
+    watch_mirror: Mirror,
+    /// The watch thread records this event after each copy to `watch_mirror`.
+    watch_mirrored: Event,
     /// The entry of this exchange in the process's list of ranks, by which [`quiet`](super::quiet) knows whether the
     /// process has several ranks.
     present: Present,
@@ -57,14 +57,14 @@ impl Tools {
         Ok(Self {
             control: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
             mirror: Mirror::new(context, channels)?,
-            glance: Mirror::new(context, channels)?,
-            glanced: Event::new(context, EventFlags::DISABLE_TIMING)?,
+            watch_mirror: Mirror::new(context, channels)?,
+            watch_mirrored: Event::new(context, EventFlags::DISABLE_TIMING)?,
             present,
         })
     }
 }
 
-/// State of an exchange that its handles, plans, regions and threads share.
+/// State that the clones of an [`Exchange`](super::Exchange), its plans, regions and threads share.
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
@@ -92,7 +92,7 @@ impl Shared {
         tools: Tools,
         options: ExchangeOptions,
     ) -> Self {
-        let Tools { control, mirror, glance, glanced, present } = tools;
+        let Tools { control, mirror, watch_mirror, watch_mirrored, present } = tools;
         Self {
             info,
             context: context.clone(),
@@ -101,7 +101,7 @@ impl Shared {
             slots: Mutex::new(Slots::new(options.channels)),
             handles: Handles::default(),
             plans: Mutex::default(),
-            watch: Watch::new(glance, glanced),
+            watch: Watch::new(watch_mirror, watch_mirrored),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
             _present: present,
@@ -126,7 +126,7 @@ impl Shared {
     /// Records the fault of a plan, and makes the watch thread report it to the peers and release the plan's waits.
     pub(super) fn fail(&self, core: &Arc<Core>, fault: Fault) {
         core.fail(fault);
-        self.watch.failed(core);
+        self.watch.add_failed(core);
     }
 
     /// This rank, as a rank of the job.
@@ -168,8 +168,8 @@ impl Shared {
     }
 
     /// Copies the slots of a plan to the host, waits for the copy, and returns the result of `read` on it. Also records
-    /// whether a peer has dropped its regions. If the copy shows that a peer has given the plan up, the plan fails.
-    /// Returns `None` if the plan has no slots, and an error if the copy fails or the plan has failed.
+    /// whether a peer has dropped its regions. If the copy shows that the plan has failed on a peer, the plan fails on
+    /// this rank too. Returns `None` if the plan has no slots, and an error if the copy fails or the plan has failed.
     pub(super) fn check<R>(
         &self,
         core: &Arc<Core>,
@@ -184,8 +184,8 @@ impl Shared {
         mirror.read(self, core.slots.clone())?;
         self.control.synchronize()?;
         let (abandoned, found) = (mirror.abandoned(core), read(&mirror));
-        if core.slots.clone().any(|slot| mirror.has_left(slot)) {
-            core.peer_left.store(true, Ordering::Release);
+        if core.slots.clone().any(|slot| mirror.has_dropped(slot)) {
+            core.peer_has_dropped.store(true, Ordering::Release);
         }
         drop(mirror);
         if let Some(peer) = abandoned {
@@ -219,15 +219,14 @@ impl Mirror {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
 
-    /// Returns the first peer, as a rank of the job, that had given the plan up when the slots were last copied. A peer
-    /// that has dropped its regions also counts as one that has given up, if this rank waits for a notification that
-    /// the peer has not sent.
+    /// Returns the first peer, as a rank of the job, on which the plan had failed when the slots were last copied. A
+    /// peer that has dropped its regions also counts, if this rank waits for a notification that the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let mut slots = core.slots.clone().zip(&core.endpoints);
         let abandoned = slots.find(|(slot, endpoint)| {
             let awaited = endpoint.awaited.load(Ordering::Acquire);
             let waits_in_vain =
-                || self.has_left(*slot) && (self.count(*slot).wrapping_sub(awaited) as i32) < 0;
+                || self.has_dropped(*slot) && (self.count(*slot).wrapping_sub(awaited) as i32) < 0;
             self.word(*slot, 2) != 0 || waits_in_vain()
         });
         abandoned.map(|(_, endpoint)| endpoint.peer)
@@ -239,7 +238,7 @@ impl Mirror {
     }
 
     /// Returns whether the peer of a slot has dropped its regions.
-    fn has_left(&self, slot: usize) -> bool {
+    fn has_dropped(&self, slot: usize) -> bool {
         self.word(slot, 3) != 0
     }
 

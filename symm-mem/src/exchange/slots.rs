@@ -5,11 +5,11 @@ use std::ops::Range;
 use cuda_driver::DevicePtr;
 
 /// Size of a slot in bytes. A slot consists of four 32-bit words in device memory, by which one peer signals to this
-/// rank. There are two kinds of slots:
-/// - for one transfer of a [plan](super::Plan). The transfer runs in rounds: one end signals that its buffer is ready,
+/// rank. A slot is used for one of these:
+/// - one transfer of a [plan](super::Plan). The transfer runs in rounds: one end signals that its buffer is ready,
 ///   and the other end copies and signals that the copy is done. Each of these signals writes the count word, or in a
 ///   graph the toggle word.
-/// - for the [regions](super::Regions) of this rank and the peer. Each notification of the peer writes the count word.
+/// - the [regions](super::Regions) of this rank and the peer. Each notification of the peer writes the count word.
 ///
 /// This rank sets all words to 0 before the peer learns the slot's number. Once the plan or the regions have failed,
 /// this rank also writes the count and the toggle, to release its own waits.
@@ -18,8 +18,8 @@ use cuda_driver::DevicePtr;
 /// |---|---|---|
 /// | count | the peer, increasing | the last round that the peer has signalled, or the number of its notifications |
 /// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
-/// | abort | the peer | 1 if the peer has given up: the other words are invalid |
-/// | left | the peer | 1 if the peer has dropped its regions: no further notification comes |
+/// | abort | the peer | 1 if the plan or the transfers failed on the peer: the other words are invalid |
+/// | dropped | the peer | 1 if the peer has dropped its regions: no further notification comes |
 pub(super) const SLOT_BYTES: usize = 16;
 
 /// Addresses of the words of a slot.
@@ -28,13 +28,13 @@ pub(super) struct Words {
     pub(super) count: DevicePtr,
     pub(super) toggle: DevicePtr,
     pub(super) abort: DevicePtr,
-    pub(super) left: DevicePtr,
+    pub(super) dropped: DevicePtr,
 }
 
-/// The addresses of the words of slot `slot` in the slab (array of slots) at `slab`.
+/// Returns the addresses of the words of slot `slot` in the slab (array of slots) at `slab`.
 pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
     let begin = slab + slot * SLOT_BYTES;
-    Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize, left: begin + 12usize }
+    Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize, dropped: begin + 12usize }
 }
 
 /// The free slots of this rank's slab.

@@ -7,9 +7,9 @@
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
 //!
 //! When a plan has failed, the thread enqueues writes on the exchange's control stream, in two steps:
-//! 1. It sets the abort words in the slots of the peers.
-//! 2. Once step 1 has succeeded, it sets the words in this rank's slots that its streams wait for. This releases the
-//!    streams.
+//! 1. It sets the abort word in each peer's slot of the plan, by which the peers learn of the failure.
+//! 2. Once step 1 has succeeded, it sets the words in this rank's slots that this rank's streams wait for. This
+//!    releases the streams.
 //!
 //! The order matters because a released stream runs the copies that were enqueued behind the wait. These may write to a
 //! peer, which must be able to see by then that the plan has failed.
@@ -39,7 +39,7 @@ use crate::lock::lock;
 /// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Interval at which the thread reads the abort words in this rank's slots, to see which peers have given up a plan.
+/// Interval at which the thread reads the abort words in this rank's slots, to see on which peers a plan has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of consecutive failed queries of an operation's event after which the device is considered lost.
@@ -84,16 +84,16 @@ pub(super) struct Watch {
     state: Mutex<WatchState>,
     changed: Condvar,
     /// Host copy of this rank's slots.
-    glance: Mirror,
-    /// Recorded after the last copy to `glance`.
-    glanced: Event,
+    mirror: Mirror,
+    /// The thread records this event after each copy to `mirror`.
+    mirrored: Event,
 }
 
 #[derive(Default)]
 struct WatchState {
     /// Operations under way, in the order of the calls of [`Watch::begin`].
     watched: Vec<Watched>,
-    /// Failed plans that [`give_up`] has not handled yet, or must handle again.
+    /// Failed plans that [`handle_failed`] has not handled yet, or must handle again.
     failed: Vec<Arc<Core>>,
     /// Events for reuse.
     spare: Vec<Arc<Event>>,
@@ -116,11 +116,11 @@ impl WatchState {
 }
 
 impl Watch {
-    pub(super) fn new(glance: Mirror, glanced: Event) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), glance, glanced }
+    pub(super) fn new(mirror: Mirror, mirrored: Event) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), mirror, mirrored }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut WatchState)) {
+    fn update(&self, change: impl FnOnce(&mut WatchState)) {
         let mut state = lock(&self.state);
         change(&mut state);
         if std::mem::take(&mut state.idle) {
@@ -139,7 +139,7 @@ impl Watch {
 
     /// Watches an operation that the caller has just enqueued on `stream`. The caller has recorded `done` after the
     /// operation. The operation must end within `deadline` from now. `wait` is the index of the transfer, and the
-    /// condition that the operation waits for; it is `None` exactly if `deadline` is. `former` is the event of the
+    /// condition that the operation waits for; it is `None` exactly if `deadline` is. `previous` is the event of the
     /// previous operation of the same transfer, or of the previous notification to the same peer. This event is reused
     /// if nothing else refers to it.
     pub(super) fn begin(
@@ -149,26 +149,26 @@ impl Watch {
         done: Arc<Event>,
         wait: Option<(usize, Awaited)>,
         deadline: Option<Duration>,
-        former: Option<Arc<Event>>,
+        previous: Option<Arc<Event>>,
     ) {
         core.begun();
         let (core, stream, since) = (core.clone(), stream.clone(), Instant::now());
         let watched = Watched { core, wait, stream, done, since, deadline, unanswered: 0 };
-        self.tell(|state| {
+        self.update(|state| {
             state.watched.push(watched);
-            former.into_iter().for_each(|event| state.keep(event));
+            previous.into_iter().for_each(|event| state.keep(event));
         });
     }
 
     /// Hands a failed plan to the thread, which tells the peers and releases the plan's waits.
-    pub(super) fn failed(&self, core: &Arc<Core>) {
+    pub(super) fn add_failed(&self, core: &Arc<Core>) {
         core.begun();
-        self.tell(|state| state.failed.push(core.clone()));
+        self.update(|state| state.failed.push(core.clone()));
     }
 
     /// Tells the thread to end once nothing is under way.
     pub(super) fn stop(&self) {
-        self.tell(|state| state.stopping = true);
+        self.update(|state| state.stopping = true);
     }
 
     /// Waits until no operation of `core` is under way. Returns false if the deadline expires first.
@@ -190,7 +190,7 @@ pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let watch = &shared.watch;
-    let mut glance = None;
+    let mut copy_enqueued = None;
     let mut state = lock(&watch.state);
     loop {
         if state.is_quiet() {
@@ -205,9 +205,9 @@ pub(super) fn run(shared: &Shared) {
         let mut failed = std::mem::take(&mut state.failed);
         drop(state);
 
-        let ended = look(shared, &mut watched, &mut failed);
-        look_around(shared, &watched, &mut failed, &mut glance);
-        give_up(shared, &watched, &mut failed);
+        let ended = check_operations(shared, &mut watched, &mut failed);
+        check_peers(shared, &watched, &mut failed, &mut copy_enqueued);
+        handle_failed(shared, &watched, &mut failed);
 
         state = lock(&watch.state);
         // Operations that were added meanwhile stay behind the earlier ones.
@@ -225,16 +225,16 @@ pub(super) fn run(shared: &Shared) {
 /// Describes the first of the operations under way on a stream. The first value is the operation's plan. The second
 /// value is [`Watched::wait`]: the index of the transfer, and the condition that the operation waits for, if there is
 /// one.
-type First = (Arc<Core>, Option<(usize, Awaited)>);
+type FirstOperation = (Arc<Core>, Option<(usize, Awaited)>);
 
 /// Removes from `all` the operations that have ended, and returns their events. Marks plans with operations past their
 /// deadline as failed. If the group has ended, marks all plans with operations under way as failed. Adds failed plans
 /// with operations under way to `failed`.
-fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
+fn check_operations(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
     // The first operation under way on each stream, by the stream's handle. Per-thread default streams are left out:
     // all threads have the same handle for theirs.
-    let mut busy: HashMap<usize, First> = HashMap::new();
+    let mut busy: HashMap<usize, FirstOperation> = HashMap::new();
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
@@ -268,8 +268,8 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         if let Some(fault) = fault {
             watched.core.fail(fault);
         }
-        // As long as an operation of a failed plan is under way, `give_up` releases the plan's waits again in each
-        // iteration of `run`, for operations that were enqueued after the last release.
+        // As long as an operation of a failed plan is under way, `handle_failed` releases the plan's waits again in
+        // each iteration of `run`, for operations that were enqueued after the last release.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
@@ -280,34 +280,34 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
 }
 
 /// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call of this
-/// function reads the copy, because this thread never waits for the device. If the copy shows that a peer has given up
-/// the operation's plan, the later call marks the plan as failed and adds it to `failed`. `begun` is the time at which
-/// the last copy was enqueued, or `None` if there is no copy to read.
-fn look_around(
+/// function reads the copy, because this thread never waits for the device. If the copy shows that the operation's plan
+/// has failed on a peer, the later call marks the plan as failed on this rank too, and adds it to `failed`.
+/// `copy_enqueued` is the time at which the last copy was enqueued, or `None` if there is no copy to read.
+fn check_peers(
     shared: &Shared,
     watched: &[Watched],
     failed: &mut Vec<Arc<Core>>,
-    begun: &mut Option<Instant>,
+    copy_enqueued: &mut Option<Instant>,
 ) {
-    let Watch { glance, glanced, .. } = &shared.watch;
+    let Watch { mirror, mirrored, .. } = &shared.watch;
     let takes_long = |watched: &&Watched| {
         watched.wait.is_some() && watched.since.elapsed() >= POLL_INTERVAL && watched.core.fault().is_ok()
     };
     let waits = || watched.iter().filter(takes_long);
-    if begun.is_some_and(|begun| begun.elapsed() < POLL_INTERVAL) || waits().next().is_none() {
+    if copy_enqueued.is_some_and(|at| at.elapsed() < POLL_INTERVAL) || waits().next().is_none() {
         return;
     }
-    let copied = begun.map(|begun| (begun, glanced.query()));
+    let copied = copy_enqueued.map(|at| (at, mirrored.query()));
     if let Some((_, Ok(false))) = copied {
         // No second copy is enqueued before the first has ended. If the device is stuck, copies would fill its queue,
         // and the call that enqueues the next one would block.
         return;
     }
-    if let Some((begun, Ok(true))) = copied {
+    if let Some((at, Ok(true))) = copied {
         // Only operations that began before the copy are checked. A copy enqueued before an operation began may still
         // hold the words of an earlier plan that used the same slots.
-        for watched in waits().filter(|watched| watched.since < begun) {
-            if let Some(peer) = glance.abandoned(&watched.core) {
+        for watched in waits().filter(|watched| watched.since < at) {
+            if let Some(peer) = mirror.abandoned(&watched.core) {
                 watched.core.fail(Fault::Abandoned { peer });
                 watched.core.begun();
                 failed.push(watched.core.clone());
@@ -315,13 +315,13 @@ fn look_around(
         }
     }
     let now = Instant::now();
-    let read = glance.read_all(shared).and_then(|()| shared.control.record(glanced));
-    *begun = read.is_ok().then_some(now);
+    let read = mirror.read_all(shared).and_then(|()| shared.control.record(mirrored));
+    *copy_enqueued = read.is_ok().then_some(now);
 }
 
 /// Reports failed plans to their peers, and releases the plans' waits on this rank. Keeps those plans in `failed` that
 /// have operations under way.
-fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
+fn handle_failed(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let mut seen = HashSet::new();
     failed.retain(|core| {
         let again = seen.insert(Arc::as_ptr(core)) && tell_and_release(shared, watched, core);

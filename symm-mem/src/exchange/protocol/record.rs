@@ -88,7 +88,8 @@ impl fmt::Display for Part {
 pub struct SharedAllocation {
     /// The allocation.
     pub id: AllocationId,
-    /// Its length, and the handle or token by which peers open it.
+    /// The length of the allocation, the handles by which other processes open it, and the token by which ranks of the
+    /// same process find it.
     pub shared: sharing::Export,
 }
 wire_struct!(SharedAllocation { id, shared });
@@ -214,8 +215,8 @@ impl ExchangeRecord {
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
         // The rank has no slot for itself. So for a peer whose record comes after that of the rank, the position of the
         // slot among the rank's slots for regions is one less than the index of the peer's record.
-        let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
-        self.regions.as_ref()?.first_slot.checked_add(place)
+        let position = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
+        self.regions.as_ref()?.first_slot.checked_add(position)
     }
 
     /// Describes the first inconsistency of the record, if any: memory that extends beyond its allocation, an index of
@@ -259,7 +260,8 @@ impl ExchangeRecord {
         })
     }
 
-    /// Describes the first of the `pieces` of `owner` that extends beyond its allocation or names none.
+    /// Describes the first of the `pieces` that extends beyond its allocation, or whose `export` is out of range.
+    /// `owner` is the transfer or region, for the description.
     fn flaw_of_pieces(&self, owner: &dyn fmt::Display, pieces: &[MemoryPiece]) -> Option<String> {
         pieces.iter().find_map(|&MemoryPiece { export, offset, bytes }| {
             let Some(SharedAllocation { shared, .. }) = self.exports.get(export as usize) else {

@@ -66,16 +66,16 @@ impl Agreement {
     }
 
     /// Returns the routes from `rank` to each other member, in the order of the records. Returns `None` if the rank is
-    /// not a member, or if the members agreed on transfers.
+    /// not a member, or if there are other members and the agreement is on a plan.
     #[must_use]
     pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute<'_>>> {
-        let place = self.records.iter().position(|record| record.rank == rank)?;
-        let own = self.records.get(place)?;
+        let own_at = self.records.iter().position(|record| record.rank == rank)?;
+        let own = self.records.get(own_at)?;
         let route = |(at, peer)| {
             let (own_slot, slot) =
-                (own.region_slot(place, at)?, ExchangeRecord::region_slot(peer, at, place)?);
+                (own.region_slot(own_at, at)?, ExchangeRecord::region_slot(peer, at, own_at)?);
             Some(RegionRoute { peer, own_slot, slot })
         };
-        self.records.iter().enumerate().filter(|(at, _)| *at != place).map(route).collect()
+        self.records.iter().enumerate().filter(|(at, _)| *at != own_at).map(route).collect()
     }
 }

@@ -55,20 +55,20 @@ impl Exchange {
         regions: &[(&str, Memory)],
     ) -> Result<Regions, Error> {
         let contribution = Contribution::Regions(regions);
-        self.meet(members, name, &contribution, |agreed| self.opened_regions(agreed, regions))
+        self.meet(members, name, &contribution, |agreed| self.build_regions(agreed, regions))
     }
 
-    /// Builds the agreed regions. Returns `None` if the agreement has no routes for this rank, gives it a slot that it
-    /// has not allocated for this call, or needs an allocation of a peer that is not open.
-    fn opened_regions(&self, agreed: &AgreedExchange<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
+    /// Builds the agreed regions. Returns `None` if the agreement has no [routes](RegionRoute) for this rank, gives it
+    /// a slot that it has not allocated for this call, or needs an allocation of a peer that is not open.
+    fn build_regions(&self, agreed: &AgreedExchange<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
         let shared = &self.owner.shared;
         let ranks = shared.info.global_ranks();
         let mut peers: Vec<Option<Peer>> = ranks.iter().map(|_| None).collect();
         for route in agreed.agreement.region_routes(shared.rank())? {
-            let place = ranks.iter().position(|rank| *rank == route.peer.rank)?;
-            *peers.get_mut(place)? = Some(self.opened_peer(agreed, route, place, regions)?);
+            let rank_in_group = ranks.iter().position(|rank| *rank == route.peer.rank)?;
+            *peers.get_mut(rank_in_group)? = Some(self.build_peer(agreed, route, rank_in_group, regions)?);
         }
-        self.made_current(agreed, peers.iter().flatten().map(|peer| &peer.core));
+        self.make_current(agreed, peers.iter().flatten().map(|peer| &peer.core));
         let info =
             |(name, memory): &(&str, Memory)| RegionInfo::new(name, vec![(memory.ptr(), memory.bytes())]);
         let inner = RegionsState {
@@ -81,11 +81,12 @@ impl Exchange {
         Some(Regions::new(inner))
     }
 
-    fn opened_peer(
+    /// Builds the state of the transfers with the peer of `route`, whose rank within the group is `rank_in_group`.
+    fn build_peer(
         &self,
         agreed: &AgreedExchange<'_>,
         route: RegionRoute<'_>,
-        place: usize,
+        rank_in_group: usize,
         regions: &[(&str, Memory)],
     ) -> Option<Peer> {
         let (shared, peer) = (&self.owner.shared, route.peer);
@@ -103,7 +104,7 @@ impl Exchange {
         if !agreed.slots.contains(&own_slot) {
             return None;
         }
-        let theirs = shared.slab.buffer_ptr(place).ok()?;
+        let theirs = shared.slab.buffer_ptr(rank_in_group).ok()?;
         let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
         let endpoint = TransferEndpoint::new(peer.rank, own, theirs);
         let memory = Contribution::Regions(regions).memory();

@@ -28,13 +28,13 @@ pub struct Descriptor {
     pub bytes: usize,
 }
 
-/// The part of a range of a region that lies in one piece of the region. A piece is a contiguous part of a region.
+/// The bytes of a range that lie in one *piece* of the region. A piece is a contiguous part of a region's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RangePart {
     begin: DevicePtr,
     bytes: usize,
-    /// The index of the region, and the index of the piece in the region. A peer's region is split into one piece for
-    /// each allocation, because a copy must not span two allocations of a peer, even if they are mapped at adjacent
+    /// The index of the region, and the index of the piece in the region. A peer's region has one piece for each
+    /// allocation, because a copy must not span two allocations of a peer, even if they are mapped at adjacent
     /// addresses. A region of this rank is one piece, because a copy may span several of this rank's allocations.
     piece: (usize, usize),
 }
@@ -50,7 +50,8 @@ struct PieceCopy {
 }
 
 impl PieceCopy {
-    /// Returns whether `next` lies in the same pieces, and begins where this copy ends on both sides.
+    /// Returns whether `next` lies in the same pieces, and begins where this copy ends, in the source and in the
+    /// destination.
     fn is_continued_by(&self, next: &Self) -> bool {
         let (copy, next_copy) = (self.copy, next.copy);
         self.pieces == next.pieces
@@ -65,7 +66,7 @@ impl PieceCopy {
 /// # Errors
 /// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If each descriptor is valid by
 /// itself, but the destinations of two of them overlap, the error contains the later one of the two.
-pub(super) fn copies(
+pub(super) fn descriptor_copies(
     direction: Direction,
     local: &[RegionInfo],
     remote: &[RegionInfo],
@@ -75,7 +76,7 @@ pub(super) fn copies(
     for (at, descriptor) in descriptors.iter().enumerate() {
         let Descriptor { local_region, local_offset, remote_region, remote_offset, bytes } = *descriptor;
         let find = |side, regions: &[RegionInfo], region, offset| {
-            parts(side, regions, region, offset, bytes)
+            range_parts(side, regions, region, offset, bytes)
                 .map_err(|problem| TransferError::Descriptor { at, problem })
         };
         let own = find(Side::Local, local, local_region, local_offset)?;
@@ -96,21 +97,21 @@ impl CopyList {
         Self { direction, all: Vec::with_capacity(descriptors) }
     }
 
-    /// Adds descriptor `at`: the copies between the parts of a range of this rank, and those of a range of the peer of
-    /// the same length.
+    /// Adds the copies of descriptor `at`. `own` are the parts of this rank's range. `other` are the parts of the
+    /// peer's range, which has the same length.
     pub(super) fn add(&mut self, at: usize, own: &[RangePart], other: &[RangePart]) {
-        let (mut own, mut other) = (own.iter().copied(), other.iter().copied());
-        let (mut here, mut there) = (own.next(), other.next());
-        while let (Some(mine), Some(theirs)) = (here, there) {
-            let bytes = mine.bytes.min(theirs.bytes);
-            let copy = RangeCopy::new(self.direction, mine.begin, theirs.begin, bytes);
-            self.all.push(PieceCopy { copy, at, pieces: [mine.piece, theirs.piece] });
-            here = mine.after(bytes).or_else(|| own.next());
-            there = theirs.after(bytes).or_else(|| other.next());
+        let (mut own_parts, mut other_parts) = (own.iter().copied(), other.iter().copied());
+        let (mut next_own, mut next_other) = (own_parts.next(), other_parts.next());
+        while let (Some(own), Some(other)) = (next_own, next_other) {
+            let bytes = own.bytes.min(other.bytes);
+            let copy = RangeCopy::new(self.direction, own.begin, other.begin, bytes);
+            self.all.push(PieceCopy { copy, at, pieces: [own.piece, other.piece] });
+            next_own = own.after(bytes).or_else(|| own_parts.next());
+            next_other = other.after(bytes).or_else(|| other_parts.next());
         }
     }
 
-    /// See [`copies`].
+    /// Returns the copies: see [`descriptor_copies`].
     pub(super) fn finish(self) -> Result<Vec<RangeCopy>, TransferError> {
         joined(self.all)
     }
@@ -142,9 +143,9 @@ fn joined(mut all: Vec<PieceCopy>) -> Result<Vec<RangeCopy>, TransferError> {
     Ok(joined.into_iter().map(|part| part.copy).collect())
 }
 
-/// Splits the `bytes` bytes at `offset` in a region at the ends of the region's pieces. Fails if the range is empty or
-/// not inside the region.
-pub(super) fn parts(
+/// Returns the parts of the range of `bytes` bytes at `offset` in region `region`: the range is split at the ends of
+/// the region's pieces. Fails if the range is empty or not inside the region.
+pub(super) fn range_parts(
     side: Side,
     all: &[RegionInfo],
     region: usize,
@@ -232,7 +233,7 @@ mod tests {
                     }
                 }
             }
-            let found = copies(direction, &local, &remote, &list);
+            let found = descriptor_copies(direction, &local, &remote, &list);
             if let Some((at, problem)) = problem {
                 let Err(TransferError::Descriptor { at: found_at, problem: found }) = found else {
                     panic!("{found:?} in place of {problem}")
@@ -275,7 +276,8 @@ mod tests {
             bytes,
         };
         let copy = |to, from, bytes| RangeCopy { to: DevicePtr(to), from: DevicePtr(from), bytes };
-        let both = copies(Direction::Get, &whole, &halves, &[descriptor(8, 10), descriptor(4, 4)]).unwrap();
+        let both = descriptor_copies(Direction::Get, &whole, &halves, &[descriptor(8, 10), descriptor(4, 4)])
+            .unwrap();
         assert_eq!(both, [copy(1004, 5004, 6), copy(1010, 5010, 8)]);
     }
 }

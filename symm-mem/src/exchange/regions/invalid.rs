@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Side {
     /// The rank that copies.
     Local,
-    /// Its peer.
+    /// The peer of that rank.
     Remote,
 }
 
@@ -58,7 +58,7 @@ pub enum DescriptorError {
         /// Number of ranges of the list.
         ranges: usize,
     },
-    /// The two prepared ranges that a transfer pairs have different lengths.
+    /// The two prepared ranges of a pair have different lengths.
     #[error("a local range of {local} bytes with a remote range of {remote}, expected equal lengths")]
     Lengths {
         /// Length of this rank's range in bytes.
@@ -66,14 +66,14 @@ pub enum DescriptorError {
         /// Length of the peer's range in bytes.
         remote: usize,
     },
-    /// The descriptor has no bytes.
+    /// The descriptor or the range has no bytes.
     #[error("0 bytes, expected at least 1")]
     Empty,
-    /// The destinations of two descriptors overlap. The copies of one transfer run in any order, so the result would be
-    /// undefined.
+    /// The destinations of two descriptors, or of two pairs of prepared ranges, overlap. The copies of one transfer run
+    /// in any order, so the result would be undefined.
     #[error("its destination overlaps that of descriptor {other}: transfer them one after the other")]
     Overlap {
-        /// Index of the other descriptor, which comes before this one in the list.
+        /// Index of the other descriptor or pair, which comes before this one in the list.
         other: usize,
     },
 }

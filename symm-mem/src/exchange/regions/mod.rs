@@ -23,9 +23,9 @@ pub use self::{
     state::RegionInfo,
 };
 use self::{
-    descriptor::copies,
+    descriptor::descriptor_copies,
     prepared::prepared_copies,
-    state::{Peer, RegionsState, WIRE},
+    state::{ONLY_ENDPOINT, Peer, RegionsState},
 };
 use super::{
     Awaited, Fault, TransferError,
@@ -41,9 +41,9 @@ use crate::lock::lock;
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
 /// makes a stream wait for the next notification of a member, and [`notifications`](Self::notifications) returns the
-/// number of notifications that a member has sent so far. `transfer`, `transfer_and_notify` and `wait` enqueue work on
-/// a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block until a
-/// small copy from the device has completed.
+/// number of notifications of a member that have arrived so far. `transfer`, `transfer_and_notify` and `wait` enqueue
+/// work on a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block
+/// until a small copy from the device has completed.
 ///
 /// *Order.* A transfer runs in the order of its stream. The copies of one transfer run in any order, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
@@ -53,21 +53,22 @@ use crate::lock::lock;
 /// *Prepared ranges.* If transfers use the same ranges again and again, [`prepare`](Self::prepare) validates them once.
 /// Then [`transfer_prepared`](Self::transfer_prepared) selects ranges by their indices.
 ///
-/// *Failures.* The transfers with a peer fail with a [`Fault`], for example if a deadline passes or the peer gives up.
-/// Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the transfers
-/// with all peers fail. A fault also releases the streams that wait for a notification of the peer, although the
-/// notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer has
-/// transferred. A fault is permanent in its set. To transfer with the peer again, the members must share the regions
-/// again under the same name, which makes a new set.
+/// *Failures.* The transfers with a peer fail with a [`Fault`], for example if a deadline passes, on this rank or on
+/// the peer. Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the
+/// transfers with all peers fail. A fault also releases the streams that wait for a notification of the peer, although
+/// the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer
+/// has transferred. A fault is permanent in its set. To transfer with the peer again, the members share the regions
+/// again, under the same name or another one, which makes a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. If a peer still
 /// has the set at the end of the [lease](super::ExchangeOptions::lease), the regions are
 /// [quarantined](super::Exchange::quarantine) instead of freed. Exception: a set whose only member is this rank does
 /// not keep the memory allocated, because no peer can access it.
 ///
-/// When a peer drops the set, transfers with it that are under way stay valid. Once this rank has noticed the drop, for
-/// example in [`check`](Self::check), further transfers with that peer return [`Fault::Abandoned`]. If the peer has not
-/// sent a notification that this rank waits for, the wait ends with [`Fault::Abandoned`].
+/// When a peer drops the set, transfers with this peer that are under way stay valid. Once this rank has noticed the
+/// drop, for example in [`check`](Self::check), further transfers with this peer return [`Fault::Abandoned`]. If a
+/// stream waits for a notification that the peer has not sent, the transfers with this peer fail with
+/// [`Fault::Abandoned`], which ends the wait.
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot: each notification has
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits
@@ -91,7 +92,8 @@ impl Regions {
         &self.inner.name
     }
 
-    /// Generation of the set. Each agreement on a plan or set of this name has a higher generation than the one before.
+    /// The generation: a number that identifies this set among the plans and sets of its name. It is the same on all
+    /// members, and higher than the generations of all earlier plans and sets of this name on this rank.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.generation
@@ -131,8 +133,11 @@ impl Regions {
     /// Until the copies have completed, no other code of any rank writes the ranges, and none reads the ranges that the
     /// copies write. The ranks must synchronize for this, for example by notifications, because neither end of a
     /// transfer waits for the other. If regions of this rank and of the peer contain the same memory, no range that the
-    /// copies write overlaps a range that they read. A graph that captures this call is launched only while the regions
-    /// exist, and its launches have ended when the regions are dropped.
+    /// copies write overlaps a range that they read.
+    ///
+    /// A graph that captures this call is launched only while this rank holds a clone of this `Regions`. All launches
+    /// of the graph have ended before the last clone is dropped. The peer may drop its regions earlier, because the
+    /// peer's memory stays allocated until this rank has dropped its own.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, `Driver`. The call
@@ -146,8 +151,9 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        let copies = |peer: &Peer| copies(direction, &self.inner.own, &peer.regions, descriptors);
-        self.enqueue(direction, peer, copies, stream, deadline, false)
+        let find_copies =
+            |peer: &Peer| descriptor_copies(direction, &self.inner.own, &peer.regions, descriptors);
+        self.enqueue(direction, peer, find_copies, stream, deadline, false)
     }
 
     /// Like [`transfer`](Self::transfer), and notifies the peer after the copies.
@@ -166,8 +172,9 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        let copies = |peer: &Peer| copies(direction, &self.inner.own, &peer.regions, descriptors);
-        self.enqueue(direction, peer, copies, stream, deadline, true)
+        let find_copies =
+            |peer: &Peer| descriptor_copies(direction, &self.inner.own, &peer.regions, descriptors);
+        self.enqueue(direction, peer, find_copies, stream, deadline, true)
     }
 
     /// Validates ranges of the regions of rank `rank` of the group, which may be this rank, for transfers by
@@ -181,7 +188,8 @@ impl Regions {
     /// # use cuda_driver::Stream;
     /// # use std::time::Duration;
     /// # use symm_mem::exchange::{Direction, RegionRange, Regions, TransferError};
-    /// // Puts pages of a cache of 64 KiB pages into pages of rank 1, and notifies rank 1.
+    /// // Region 0 of each rank is a cache with pages of 64 KiB. Puts pages of this rank's cache into pages of rank 1's
+    /// // cache, and notifies rank 1.
     /// # fn send(regions: &Regions, own_rank: usize, stream: &Stream) -> Result<(), TransferError> {
     /// let page = |at: usize| RegionRange { region: 0, offset: at << 16, bytes: 1 << 16 };
     /// let pages: Vec<RegionRange> = (0..1000).map(page).collect();
@@ -200,10 +208,10 @@ impl Regions {
         PreparedRanges::new(&self.inner, rank, self.of(rank)?, ranges)
     }
 
-    /// Like [`transfer`](Self::transfer), between prepared ranges: the n-th selected `local` range, of this rank, and
-    /// the n-th selected `remote` range, of a peer. Only the selection is checked: that the indices exist, that the
-    /// lengths of each pair are equal, and that destinations do not overlap. The time does not depend on the number of
-    /// ranges that are not selected.
+    /// Like [`transfer`](Self::transfer), between prepared ranges. The n-th selected range in `local`, which is this
+    /// rank's, is paired with the n-th selected range in `remote`, which is a peer's. This call checks only the
+    /// selection: that the indices exist, that the lengths of each pair are equal, and that destinations do not
+    /// overlap. Its time does not depend on the number of ranges that are not selected.
     ///
     /// # Safety
     /// As for [`transfer`](Self::transfer).
@@ -211,8 +219,8 @@ impl Regions {
     /// # Errors
     /// As [`transfer`](Self::transfer). The index in [`TransferError::Descriptor`] is the position of the pair in the
     /// selections. [`TransferError::IndexCounts`] if one selection has more ranges than the other.
-    /// [`TransferError::OtherRanges`] if another set of regions has prepared a list, also one of the same name and an
-    /// earlier generation, or if the `local` ranges are not this rank's.
+    /// [`TransferError::OtherRanges`] if another set has prepared `local` or `remote` (an earlier generation of the
+    /// same name is another set too), or if `local` was prepared for another rank than this one.
     pub unsafe fn transfer_prepared(
         &self,
         direction: Direction,
@@ -249,8 +257,11 @@ impl Regions {
     ///
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
-    /// If the peer has dropped its regions and has not sent this notification, the call itself succeeds. Later calls
-    /// return [`Fault::Abandoned`] once this rank has noticed that the regions were dropped.
+    /// Unlike `transfer`, this call does not fail only because the peer has dropped its regions, because the peer may
+    /// have sent notifications before. If the peer has dropped its regions without sending this notification, this rank
+    /// notices that later. The stream is then released, and later calls return [`Fault::Abandoned`].
+    ///
+    /// If the driver fails to record an event after the wait, the transfers with the peer fail ([`Fault::Broken`]).
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let peer = self.admit(peer, stream)?;
         let endpoint = peer.endpoint();
@@ -260,22 +271,23 @@ impl Regions {
         let shared = &self.inner.owner.shared;
         let _gate = quiet::enqueueing();
         let mut waits = lock(&peer.waits);
-        let round = waits.wrapping_add(1);
+        let number = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
-        endpoint.awaited.store(round, Ordering::Release);
+        endpoint.awaited.store(number, Ordering::Release);
         // SAFETY: `own.count` lies in this rank's slots, which stay mapped while any operation is under way.
-        let waited = unsafe { stream.wait_value32(endpoint.own.count, WaitCondition::GreaterOrEqual, round) };
+        let waited =
+            unsafe { stream.wait_value32(endpoint.own.count, WaitCondition::GreaterOrEqual, number) };
         if let Err(error) = waited {
             endpoint.awaited.store(*waits, Ordering::Release);
             return Err(error.into());
         }
-        *waits = round;
+        *waits = number;
         let recorded = stream.record(&done);
         if let Err(error) = &recorded {
-            self.broken(peer, error);
+            self.fail_as_broken(peer, error);
         }
         if recorded.is_ok() || stream.record(&done).is_ok() {
-            let awaited = Some((WIRE, Awaited::Notification));
+            let awaited = Some((ONLY_ENDPOINT, Awaited::Notification));
             shared.watch.begin(&peer.core, stream, done, awaited, Some(deadline), None);
         }
         Ok(recorded?)
@@ -304,7 +316,7 @@ impl Regions {
         self.inner.owner.shared.check(&self.peer(peer)?.core, |_| ()).map(drop)
     }
 
-    /// Gives up the transfers with all peers ([`Fault::Aborted`]), and releases this rank's streams that wait for
+    /// Makes the transfers with all peers fail with [`Fault::Aborted`], and releases this rank's streams that wait for
     /// notifications. The peers notice this later: their waits for this rank are then released, and their calls for
     /// this rank return [`Fault::Abandoned`].
     pub fn abort(&self) {
@@ -313,30 +325,32 @@ impl Regions {
         }
     }
 
-    fn broken(&self, peer: &Peer, cause: &cuda_driver::Error) {
-        let fault = Fault::Broken { transfer: WIRE, cause: cause.to_string() };
+    /// Makes the transfers with a peer fail with [`Fault::Broken`].
+    fn fail_as_broken(&self, peer: &Peer, cause: &cuda_driver::Error) {
+        let fault = Fault::Broken { transfer: ONLY_ENDPOINT, cause: cause.to_string() };
         self.inner.owner.shared.fail(&peer.core, fault);
     }
 
-    fn peer(&self, place: usize) -> Result<&Peer, TransferError> {
+    fn peer(&self, rank: usize) -> Result<&Peer, TransferError> {
         let info = &self.inner.owner.shared.info;
         let world = info.world_size();
-        let peer = self.inner.peers.get(place).ok_or(TransferError::NoSuchRank { rank: place, world })?;
+        let peer = self.inner.peers.get(rank).ok_or(TransferError::NoSuchRank { rank, world })?;
         peer.as_ref().ok_or_else(|| {
-            if place == info.rank() {
-                return TransferError::ToSelf { rank: place };
+            if rank == info.rank() {
+                return TransferError::ToSelf { rank };
             }
-            let shares = |place: &usize| {
-                *place == info.rank() || self.inner.peers.get(*place).is_some_and(Option::is_some)
+            let is_member = |other: &usize| {
+                *other == info.rank() || self.inner.peers.get(*other).is_some_and(Option::is_some)
             };
-            TransferError::NotShared { rank: place, members: (0..world).filter(shares).collect() }
+            TransferError::NotShared { rank, members: (0..world).filter(is_member).collect() }
         })
     }
 
-    /// Returns the peer, or an error if no work for the peer can be enqueued on the stream.
-    fn admit(&self, place: usize, stream: &Stream) -> Result<&Peer, TransferError> {
+    /// Returns the state of the transfers with rank `rank`, or an error if no work for that rank can be enqueued on the
+    /// stream.
+    fn admit(&self, rank: usize, stream: &Stream) -> Result<&Peer, TransferError> {
         let shared = &self.inner.owner.shared;
-        let peer = self.peer(place)?;
+        let peer = self.peer(rank)?;
         shared.admit(&peer.core, stream)?;
         if let Err(error) = shared.info.standing() {
             shared.fail(&peer.core, Fault::GroupOver { cause: error.to_string() });
@@ -357,31 +371,32 @@ impl Regions {
         let peer = remote.list().rank();
         local.list().check(&self.inner, Side::Local, self.inner.owner.shared.info.rank())?;
         remote.list().check(&self.inner, Side::Remote, peer)?;
-        let copies = |_: &Peer| prepared_copies(direction, &local, &remote);
-        self.enqueue(direction, peer, copies, stream, deadline, notifies)
+        let find_copies = |_: &Peer| prepared_copies(direction, &local, &remote);
+        self.enqueue(direction, peer, find_copies, stream, deadline, notifies)
     }
 
-    /// Enqueues the copies that `copies` returns. They lie in regions of this rank and of the peer `place`.
+    /// Enqueues the copies that `find_copies` returns, which lie in regions of this rank and of rank `rank`. If
+    /// `notifies`, then enqueues a notification of that rank.
     fn enqueue(
         &self,
         direction: Direction,
-        place: usize,
-        copies: impl FnOnce(&Peer) -> Result<Vec<RangeCopy>, TransferError>,
+        rank: usize,
+        find_copies: impl FnOnce(&Peer) -> Result<Vec<RangeCopy>, TransferError>,
         stream: &Stream,
         deadline: Duration,
         notifies: bool,
     ) -> Result<PendingTransfer, TransferError> {
-        let peer = self.admit(place, stream)?;
+        let peer = self.admit(rank, stream)?;
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
-        if core.peer_left.load(Ordering::Acquire) {
+        if core.peer_has_dropped.load(Ordering::Acquire) {
             return Err(Fault::Abandoned { peer: peer.endpoint().peer }.into());
         }
-        let copies = copies(peer)?;
+        let copies = find_copies(peer)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
         // the peer's memory, so both stay mapped while the core lives. The watch thread keeps the core until the copies
-        // have ended. In a capture, the caller promises that the regions, and so the core, live until then. The caller
-        // also promises the other conditions.
-        let copy = || copies.iter().try_for_each(|copy| unsafe { copy.enqueue(stream) });
+        // have ended. For a captured transfer, the caller promises that the regions, and so the core, live until the
+        // last launch has ended. The caller also promises the other conditions.
+        let enqueue_copies = || copies.iter().try_for_each(|copy| unsafe { copy.enqueue(stream) });
         if stream.capture_status()? != CaptureStatus::None {
             if notifies {
                 return Err(TransferError::Captured { asked: "transfer_and_notify" });
@@ -391,21 +406,21 @@ impl Regions {
                 Direction::Put => (copy.from, copy.bytes as u64),
             };
             graph_memory::note(stream, copies.iter().map(own))?;
-            copy()?;
+            enqueue_copies()?;
             return Ok(PendingTransfer::new(None, core.fault_cell()));
         }
         let _gate = quiet::enqueueing();
         let done = shared.watch.event(&shared.context)?;
-        let (enqueued, former) = match notifies {
-            false => (copy().and_then(|()| stream.record(&done)), None),
-            true => self.notify(peer, stream, &done, copy),
+        let (enqueued, previous) = match notifies {
+            false => (enqueue_copies().and_then(|()| stream.record(&done)), None),
+            true => self.notify(peer, stream, &done, enqueue_copies),
         };
         // After an error, copies may be under way: they are watched until they have ended.
         if enqueued.is_ok() || stream.record(&done).is_ok() {
-            let awaited = Some((WIRE, Awaited::Copies));
-            shared.watch.begin(core, stream, done.clone(), awaited, Some(deadline), former);
+            let awaited = Some((ONLY_ENDPOINT, Awaited::Copies));
+            shared.watch.begin(core, stream, done.clone(), awaited, Some(deadline), previous);
         } else if let Err(error) = &enqueued {
-            self.broken(peer, error);
+            self.fail_as_broken(peer, error);
         }
         enqueued?;
         Ok(PendingTransfer::new(Some(done), core.fault_cell()))
@@ -419,14 +434,14 @@ impl Regions {
         peer: &Peer,
         stream: &Stream,
         done: &Arc<Event>,
-        copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
+        enqueue_copies: impl FnOnce() -> Result<(), cuda_driver::Error>,
     ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
         // The lock is held until `done` is recorded, so that two threads send their counts in ascending order.
         let endpoint = peer.endpoint();
-        let mut turn = endpoint.turn();
-        let round = turn.round.wrapping_add(1);
+        let mut progress = endpoint.progress();
+        let number = progress.count.wrapping_add(1);
         // Only the notification waits for the previous notification. The copies do not wait for other streams.
-        let copied = copy().and_then(|()| match &turn.last {
+        let copied = enqueue_copies().and_then(|()| match &progress.last {
             Some((last, event)) if !last.is_same(stream) => stream.wait(event),
             _ => Ok(()),
         });
@@ -434,16 +449,16 @@ impl Regions {
             return (Err(error), None);
         }
         // SAFETY: `theirs.count` lies in the peer's slots, which stay mapped while any operation is under way.
-        let sent = unsafe { stream.write_value32(endpoint.theirs.count, round) };
+        let sent = unsafe { stream.write_value32(endpoint.theirs.count, number) };
         let ended = sent.and_then(|()| stream.record(done));
         if let Err(error) = &ended {
             // The peer may have got this notification already. A repeated call would send the same count again, which
             // the peer cannot notice. So the transfers with the peer fail.
-            self.broken(peer, error);
+            self.fail_as_broken(peer, error);
             return (ended, None);
         }
-        turn.round = round;
-        (ended, turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event))
+        progress.count = number;
+        (ended, progress.last.replace((stream.clone(), done.clone())).map(|(_, event)| event))
     }
 }
 

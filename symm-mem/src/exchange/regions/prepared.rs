@@ -10,7 +10,7 @@ use super::{
         TransferError,
         copy::{Direction, RangeCopy},
     },
-    descriptor::{CopyList, RangePart, parts},
+    descriptor::{CopyList, RangePart, range_parts},
     invalid::{DescriptorError, Side},
     state::{RegionInfo, RegionsState},
 };
@@ -31,7 +31,8 @@ pub struct RegionRange {
 /// has validated. A transfer [selects](Self::select) some of the ranges by their indices. A list can be used for any
 /// number of transfers, also from several threads. It does not keep the regions allocated.
 pub struct PreparedRanges {
-    /// The set. Never upgraded: it identifies the set, and another set cannot get the same address while it exists.
+    /// Identifies the set by its address, and is never upgraded. While this weak reference exists, no other set can
+    /// have the same address.
     set: Weak<RegionsState>,
     regions: String,
     generation: u64,
@@ -41,10 +42,10 @@ pub struct PreparedRanges {
     ranges: Vec<Prepared>,
 }
 
-/// A range of a list.
+/// One range of the list.
 struct Prepared {
     bytes: usize,
-    /// Where its parts lie in [`PreparedRanges::parts`].
+    /// Indices of the range's parts in [`PreparedRanges::parts`].
     parts: ops::Range<usize>,
 }
 
@@ -73,7 +74,7 @@ impl PreparedRanges {
             ranges: Vec::with_capacity(ranges.len()),
         };
         for (at, &RegionRange { region, offset, bytes }) in ranges.iter().enumerate() {
-            let parts = parts(side, regions, region, offset, bytes);
+            let parts = range_parts(side, regions, region, offset, bytes);
             let parts = parts.map_err(|problem| TransferError::Descriptor { at, problem })?;
             let begin = list.parts.len();
             list.parts.extend(parts);
@@ -100,13 +101,14 @@ impl PreparedRanges {
         self.ranges.is_empty()
     }
 
-    /// Selects the ranges with these indices, in this order, for a transfer. The transfer checks the indices.
+    /// Selects the ranges with these indices, in this order, for a transfer. The transfer, not this call, checks the
+    /// indices.
     #[must_use]
     pub fn select<'a>(&'a self, indices: &'a [usize]) -> SelectedRanges<'a> {
         SelectedRanges { list: self, indices }
     }
 
-    /// Fails if another set of regions has prepared the list, or if it is not of rank `rank`.
+    /// Fails if another set of regions has prepared the list, or if the ranges are not those of rank `rank`.
     pub(super) fn check(
         &self,
         set: &Arc<RegionsState>,
@@ -126,6 +128,7 @@ impl<'a> SelectedRanges<'a> {
         self.list
     }
 
+    /// Returns the length in bytes and the parts of the `at`-th selected range.
     fn get(&self, side: Side, at: usize) -> Result<(usize, &'a [RangePart]), TransferError> {
         let (index, ranges) = (self.indices[at], self.list.len());
         let problem = DescriptorError::NoSuchRange { side, index, ranges };
@@ -134,8 +137,9 @@ impl<'a> SelectedRanges<'a> {
     }
 }
 
-/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n: see
-/// [`copies`](super::descriptor::copies). The time does not depend on the number of ranges that are not selected.
+/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n, as
+/// [`descriptor_copies`](super::descriptor::descriptor_copies) does. The time does not depend on the number of ranges
+/// that are not selected.
 pub(super) fn prepared_copies(
     direction: Direction,
     local: &SelectedRanges<'_>,
@@ -147,12 +151,13 @@ pub(super) fn prepared_copies(
     }
     let mut all = CopyList::new(direction, count);
     for at in 0..count {
-        let ((local, own), (remote, other)) = (local.get(Side::Local, at)?, remote.get(Side::Remote, at)?);
-        if local != remote {
-            let problem = DescriptorError::Lengths { local, remote };
+        let (local_bytes, local_parts) = local.get(Side::Local, at)?;
+        let (remote_bytes, remote_parts) = remote.get(Side::Remote, at)?;
+        if local_bytes != remote_bytes {
+            let problem = DescriptorError::Lengths { local: local_bytes, remote: remote_bytes };
             return Err(TransferError::Descriptor { at, problem });
         }
-        all.add(at, own, other);
+        all.add(at, local_parts, remote_parts);
     }
     all.finish()
 }

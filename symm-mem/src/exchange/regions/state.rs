@@ -10,7 +10,7 @@ use super::super::{
 };
 
 /// Index of the only [`TransferEndpoint`] in the [`Core`] of a [`Peer`].
-pub(super) const WIRE: usize = 0;
+pub(super) const ONLY_ENDPOINT: usize = 0;
 
 /// The state of a set of regions, which the clones of [`Regions`](super::Regions) share.
 pub(super) struct RegionsState {
@@ -45,7 +45,7 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn endpoint(&self) -> &TransferEndpoint {
-        &self.core.endpoints[WIRE]
+        &self.core.endpoints[ONLY_ENDPOINT]
     }
 }
 
@@ -80,19 +80,19 @@ impl RegionInfo {
     /// Splits the `bytes` bytes from `offset` on into parts that lie in one piece each. Returns for each part its
     /// address, its length in bytes, and the index of its piece. The range must lie in the region.
     pub(super) fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
-        let (mut skipped, mut left) = (offset, bytes);
+        let (mut to_skip, mut left) = (offset, bytes);
         let mut parts = Vec::new();
         for (piece, (begin, length)) in self.pieces.iter().enumerate() {
             if left == 0 {
                 break;
             }
-            if skipped >= *length {
-                skipped -= length;
+            if to_skip >= *length {
+                to_skip -= length;
                 continue;
             }
-            let taken = left.min(length - skipped);
-            parts.push((*begin + skipped, taken, piece));
-            (skipped, left) = (0, left - taken);
+            let taken = left.min(length - to_skip);
+            parts.push((*begin + to_skip, taken, piece));
+            (to_skip, left) = (0, left - taken);
         }
         parts
     }
