@@ -7,7 +7,7 @@
 //! | records | every member posts its record; [`decide`] computes the decision |
 //! | search | only if the allocation logs differ: the members search for the first operation that differs ([`super::search`]). Each step of the search is an action. All steps together have the time limits of one action |
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
-//! | opening | only if every member can open the memory of the others: it does so and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
+//! | opening | only if every member can open the memory of the others: it does so and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, which usually is the registration |
 //!
 //! Before the decision on the records, each member has its own deadline. If the records of the others do not arrive in
 //! time, the commit is refused, and the group is not poisoned. After the decision, all members have the same time
@@ -31,7 +31,7 @@ use super::{
         Agreed, CommitDecision, CommitOutcome, CommitPlan, CommitProtocol, RegistrationOutcome, Rejection,
     },
     record::CommitRecord,
-    search::{Finding, name, narrow},
+    search::{Finding, conclude_search, narrow},
     start::{self, evidence, explain},
     wire,
 };
@@ -70,7 +70,7 @@ impl Protocol for CommitProtocol {
                     CommitOutcome::Recalled(recalled) => Some((rank, recalled.clone())),
                     _ => None,
                 });
-                (after, recalled.map(|recalled| name(*sequence, recalled)))
+                (after, recalled.map(|recalled| conclude_search(*sequence, recalled)))
             }
             CommitPlan::Register(agreed) => {
                 let outcomes: Vec<_> =
@@ -92,8 +92,8 @@ impl Protocol for CommitProtocol {
     /// Returns true for an action that uses the time limits of the action before it. The first action of an agreement
     /// always has limits of its own.
     /// - The steps of a search share the limits of its first step: the steps are short, and there may be many.
-    /// - The opening shares the limits of the registration. If no time is left for the opening, the segments are
-    ///   committed without it.
+    /// - The opening shares the limits of the registration or, if no windows are to be registered, of the search. If no
+    ///   time is left for the opening, the segments are committed without it.
     fn shares_limits(plan: &CommitPlan) -> bool {
         matches!(plan, CommitPlan::Hashes { .. } | CommitPlan::Recall { .. } | CommitPlan::Open { .. })
     }

@@ -33,14 +33,15 @@ fn poison(poison: Poison) -> CommitDecision {
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
 /// Requires these conditions, checked in this order. If condition 1 or 3 is not met, the group is poisoned. If another
-/// one is not met, the commit is refused. [`Policy::Prefix`] makes an exception from conditions 4 and 6.
+/// one is not met, the commit is refused.
 /// 1. No rank reports an earlier poisoning of the group.
 /// 2. All ranks have equal domains, policies and capabilities.
-/// 3. All ranks have equal logs of committed segments.
+/// 3. All ranks have equal logs of the group's committed and retired segments.
 /// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment after the
 ///    first difference between the ranks' new segments is ignored, because the commit leaves out this segment.
-/// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
-///    peer as the peer has enqueued receives from this rank.
+/// 5. For each group on the ranks' devices, the ranks in the group have enqueued equal numbers of collectives. Each
+///    rank has enqueued as many sends to a peer as the peer has enqueued receives from this rank. Messages in captured
+///    graphs are not compared.
 /// 6. All ranks have the same new segments and allocation logs. Exception: with [`Policy::Prefix`], the segments before
 ///    the first difference are committed. If the logs differ, the members first search for the operation at which they
 ///    diverge.
@@ -278,11 +279,11 @@ fn exhausted(records: &[RankedRecord<'_>], segments: &[Segment]) -> Option<Refus
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
 /// The first rule that applies determines the verdict:
-/// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the verdict blames only the rank that
-///    ended the group. The end of the group aborts the communicators of all members, so the registrations of blameless
-///    members fail too.
-/// 2. A member posted [`RegistrationOutcome::Failed`]: the group is poisoned. The failure names a cause, which a
-///    missing outcome does not.
+/// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the poison names only the rank that
+///    ended the group. The end of the group aborts the communicators of all members, so the registrations of other
+///    members can fail without their fault.
+/// 2. A member posted [`RegistrationOutcome::Failed`]: the group is poisoned. This rule comes before rule 3, because a
+///    failure has a cause that the poison can report.
 /// 3. An outcome is missing: the group is poisoned.
 /// 4. A member posted [`RegistrationOutcome::Unsupported`]: if all did, the segments are committed without windows.
 ///    Otherwise the group is poisoned.

@@ -17,7 +17,7 @@ pub enum Ending<R = Refusal> {
     /// The agreement was refused: this member has registered, retired or mapped nothing. All members get the same
     /// reason, with two exceptions. In both, the others may have agreed without this member:
     /// - This rank's list of members differs from the list of the others.
-    /// - Another process runs as this rank in a rendezvous or an exchange.
+    /// - In a rendezvous or an exchange: another process runs as this rank.
     Refused(R),
     /// The group is poisoned on all members. Exception: if this member could not undo a plain registration
     /// (`ncclCommRegister`), the group is poisoned on this member alone. Only a commit, a plain registration or a
@@ -26,11 +26,11 @@ pub enum Ending<R = Refusal> {
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
     StoreFailed {
-        /// - For a plain registration, always true: the member has registered its segments before the agreement, and
+        /// - For a plain registration: always true. The member has registered its segments before the agreement, and
         ///   cannot find out whether the others keep their registrations.
-        /// - Otherwise, true if the others may have acted on a record of this rank. False if no record was posted, or
-        ///   if the members had already decided to refuse the commit and only searched for the difference between their
-        ///   histories.
+        /// - For other agreements: true if the other members may have acted on a record of this rank. False if no
+        ///   record was posted, or if the members had already decided to refuse the commit and only searched for the
+        ///   difference between their histories.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten

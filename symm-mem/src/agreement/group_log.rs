@@ -19,12 +19,13 @@ use super::{
     start::{Start, patience},
 };
 
-/// The first of the words that a retired segment adds to the hash of the committed log. The first word of a committed
-/// segment is its ordinal, which is never this value.
+/// Marks a retired segment in the hash of the [committed log](GroupLog::committed). Each entry of the log adds a few
+/// words to the hash. The first word is this value for a retired segment, and the ordinal for a committed segment. An
+/// ordinal never has this value.
 const TOMBSTONE: u64 = u64::MAX;
 
-/// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
-/// group's poison.
+/// The state of a group for one pool on this rank: the group's [committed log](Self::committed), the number of the next
+/// commit, and the group's poison.
 ///
 /// Each rank counts its commits for the group, including commits that fail and commits that the rank skips because it
 /// has nothing to commit. So the k-th commits of all members are one agreement. A member that comes too late to take
@@ -150,8 +151,8 @@ impl GroupLog {
     /// this rank's record.
     ///
     /// - `record` describes the state of the pool and of this rank. It has all segments of the pool that are not
-    ///   retired, in ascending order of ordinals. This function sets its committed log, and removes the segments that
-    ///   are not new to the group. If the group is poisoned, its readiness becomes the poison.
+    ///   retired, in ascending order of ordinals. This function sets the record's committed log, and removes the
+    ///   segments that are not new to the group. If the group is poisoned, the record's readiness becomes the poison.
     /// - `deadline` is the time limit of the commit.
     pub fn begin(
         &mut self,

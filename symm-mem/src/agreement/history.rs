@@ -113,24 +113,24 @@ impl fmt::Display for Operation {
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.filter(|(_, operation)| operation.kind != OperationKind::Refuse);
-    let others = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
-    let Some((first, operation)) = made.next() else { return others.to_owned() };
+    let impossible = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
+    let Some((first, operation)) = made.next() else { return impossible.to_owned() };
     let Operation { kind, bytes, place, tag, .. } = operation;
     let request = if tag.as_deref() == Some(RESERVED) { "reserve" } else { "allocate" };
     let mut ahead = first.ranks.clone();
     for (entry, other) in made {
         if (other.kind, other.bytes, other.place) != (*kind, *bytes, *place) {
-            return others.to_owned();
+            return impossible.to_owned();
         }
         ahead.extend(&entry.ranks);
     }
     ahead.sort_unstable();
     let lacking =
         || operations.entries.iter().filter(|entry| !entry.ranks.iter().any(|it| ahead.contains(it)));
-    let refused =
+    let can_repeat =
         |refused: &Operation| can_grant && (*kind, *bytes) == (OperationKind::Allocate, refused.bytes);
-    if !lacking().all(|entry| entry.value.as_ref().is_none_or(refused)) {
-        return others.to_owned();
+    if !lacking().all(|entry| entry.value.as_ref().is_none_or(can_repeat)) {
+        return impossible.to_owned();
     }
     let mut behind: Vec<u32> = lacking().flat_map(|entry| entry.ranks.iter().copied()).collect();
     behind.sort_unstable();
@@ -142,7 +142,7 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
         (OperationKind::Free, Some(place)) => {
             format!("; to recover, let {behind} drop the block at {place}, as {ahead} did, then commit again")
         }
-        _ => others.to_owned(),
+        _ => impossible.to_owned(),
     }
 }
 
@@ -159,14 +159,15 @@ pub enum Divergence {
         /// repeat the request. If the request then succeeds, the allocation replaces the refused request in the log.
         can_grant: bool,
     },
-    /// The first difference cannot be found, for one of three reasons. The ranks' logs no longer contain the operation
-    /// that differs. Or allocations during the search have removed hashes from a log. Or the pools differ before their
-    /// first operation, because they have different [geometries](crate::Geometry).
+    /// The first difference cannot be found, for one of these reasons:
+    /// - The ranks' logs no longer contain the operation that differs.
+    /// - Allocations during the search have removed hashes from a log.
+    /// - The pools differ before their first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// Greater than the number of the first operation that differs. Or 0, if the search found that even the hashes
-        /// of the empty logs differ, because the pools have different geometries. A value greater than 0 does not
-        /// exclude different geometries: the search compares the hashes of the empty logs only if its range begins at
-        /// length 0.
+        /// - If this is 0: even the hashes of the empty logs differ, because the pools have different geometries.
+        /// - Otherwise: the number of the first operation that differs is less than this. Different geometries are
+        ///   possible too, because the search compares the hashes of the empty logs only if its range begins at length
+        ///   0.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.
@@ -228,7 +229,7 @@ impl fmt::Display for Divergence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agreement::search::{Finding, Recalled, name};
+    use crate::agreement::search::{Finding, Recalled, conclude_search};
 
     fn operation(kind: OperationKind) -> Operation {
         Operation { kind, bytes: 4096, place: None, tag: None, call_site: "train.rs:12".to_owned() }
@@ -284,7 +285,7 @@ mod tests {
             let answers = [(OperationKind::Allocate, false), (OperationKind::Refuse, is_last)];
             let recalled =
                 answers.map(|(kind, is_last)| Recalled { operation: Some(operation(kind)), is_last });
-            match name(3, (0..).zip(recalled)) {
+            match conclude_search(3, (0..).zip(recalled)) {
                 Finding::End { divergence } => divergence.to_string(),
                 other => panic!("{other:?}"),
             }

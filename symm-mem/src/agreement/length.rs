@@ -25,7 +25,7 @@ impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its patience ends. Members remove the stored keys after the next meeting.
+    /// its [patience](Member::patience) ends. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;

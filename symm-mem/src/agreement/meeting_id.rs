@@ -16,7 +16,7 @@ pub enum MeetingKind {
         /// The group.
         group: GroupId,
     },
-    /// To retire segments. All ranks of the domain take part.
+    /// To retire segments. All ranks of the pool's [domain](crate::Domain) take part.
     Retire {},
     /// To agree on the length of an allocation. All ranks of the domain take part.
     Length {},
@@ -33,7 +33,7 @@ pub struct MeetingId {
     pub pool: u32,
     /// The purpose of the meeting.
     pub kind: MeetingKind,
-    /// The number of the meeting among those of the same pool and purpose, from 0.
+    /// The number of the meeting, from 0, among those of the same pool and [`kind`](Self::kind).
     pub round: u64,
 }
 
@@ -105,7 +105,7 @@ pub(super) fn describe_place(place: &Place) -> String {
     MeetingId::at(place).map_or_else(|| place.name.clone(), |meeting| meeting.to_string())
 }
 
-/// Returns the store key that counts how often `rank` has created the domain with this number.
+/// Returns the store key that counts how often `rank` has created the domain with the number `domain`.
 pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
     format!("symm/{domain:x}/generation/{rank}")
 }

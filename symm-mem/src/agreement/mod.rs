@@ -1,17 +1,20 @@
-//! The agreements of ranks about a pool: commits, plain registrations, retirements and lengths of allocations. Each
-//! kind of agreement implements [`Protocol`](bootstrap::agreement::Protocol), without I/O.
+//! The agreements of ranks about a pool. Each kind of agreement implements
+//! [`Protocol`](bootstrap::agreement::Protocol), without I/O.
 //!
-//! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`CommitRecord`] is
-//!   the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure functions of the
-//!   members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
-//! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
-//! - [`RetireProtocol`]: all ranks of the pool's [domain](crate::Domain) agree to retire segments. [`LengthProtocol`]:
-//!   all ranks of the domain agree on the length of an allocation.
+//! - [`CommitProtocol`]: a commit. The members of a group agree on the segments to be registered as windows.
+//!   [`CommitRecord`] is the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure
+//!   functions of the members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
+//! - [`RegistrationProtocol`]: a plain registration. The members of a group agree to register segments that have no
+//!   windows with `ncclCommRegister`.
+//! - [`RetireProtocol`]: a retirement. All ranks of the pool's [domain](crate::Domain) agree to retire segments: to
+//!   deregister their windows on all ranks, and then to free their memory.
+//! - [`LengthProtocol`]: all ranks of the domain agree on the length of an allocation.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why an operation is refused, why a group is poisoned, and why
 //!   segments have no windows. A group is poisoned if its members may have different windows. Every member gets the
 //!   same reason, with the exceptions that [`Ending`] and [`Poison`] list.
-//! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
-//!   name in the store.
+//! - [`MeetingId`]: identifies a meeting, which is one agreement on a commit, a retirement or a length. An agreement on
+//!   a plain registration is not a meeting. It follows a commit, and its name in the store is the name of that commit
+//!   with the suffix `/plain`.
 //!
 //! Out of scope: stores, communicators, memory, threads. [`bootstrap::agreement::run`] drives the state machine of each
 //! agreement over a store. In tests, the seeded simulation drives it.
@@ -92,8 +95,11 @@ pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", vers
 /// search for the first difference between allocation logs.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
 
-/// If every time limit has its shortest value, a meeting ends at most this long after the decision on the records. A
-/// meeting has at most two actions with limits of their own: the search and the registration of a commit, or the wait
-/// for an idle device and the deregistration of a retirement. A wait for the outcomes follows each action.
+/// If every time limit has its shortest value, a [meeting](MeetingId) ends at most this long after the decision on the
+/// records. A meeting has at most two time limits for actions:
+/// - In a commit: one for all steps of the search, and one for the registration and the opening of peers' memory.
+/// - In a retirement: one for the wait until the device is idle, and one for the deregistration.
+///
+/// After each of them, the members wait for the outcomes, for at most [`OUTCOME_FLOOR`].
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(OUTCOME_FLOOR).saturating_mul(2);

@@ -18,7 +18,8 @@ use crate::sharing;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitProtocol;
 
-/// The decision on the records of a commit, or the verdict on an action.
+/// The decision on the records of a commit, or the verdict on an action: the decision on the members' outcomes of the
+/// action.
 pub type CommitDecision = agreement::Decision<CommitProtocol>;
 
 /// The agreed result of a commit, equal on all members.
@@ -26,7 +27,8 @@ pub type CommitDecision = agreement::Decision<CommitProtocol>;
 pub struct Agreed {
     /// The number of segments that the group commits. These are the first new segments in every record.
     pub segments: u32,
-    /// The ordinals of the segments that share a window with the segment before them, ascending.
+    /// The [ordinals](super::Segment::ordinal) of the segments that share a window with the segment before them,
+    /// ascending.
     pub joined: Vec<u32>,
     /// The reason why the segments have no windows, or `None` if they have windows.
     pub without: Option<NoWindows>,
@@ -103,14 +105,15 @@ impl After {
 /// The plan of an action: the work that every member executes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitPlan {
-    /// Post the allocation log's hashes at the [points](Range::points) of a range.
+    /// Post hashes of the allocation log: for each n in the [points](Range::points) of a range, the hash of the first n
+    /// operations.
     Hashes {
         /// The range.
         range: Range,
         /// The decision to take after the search.
         after: After,
     },
-    /// Post the operation that has this number in the allocation log.
+    /// Post the operation number `sequence` of the allocation log.
     Recall {
         /// The number, from 0.
         sequence: u64,
@@ -156,8 +159,8 @@ pub enum CommitOutcome {
 wire_enum!(CommitOutcome { 0 => Hashes(hashes), 1 => Recalled(recalled), 2 => Registered(outcome), 3 => Opened(outcome) });
 
 impl CommitOutcome {
-    /// Returns the answer to [`CommitPlan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None`
-    /// if the log no longer has it.
+    /// Returns the answer to [`CommitPlan::Hashes`]. `hash_at(n)` returns the hash of the first n operations of the
+    /// allocation log, or `None` if the log no longer has this hash.
     pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
         Self::Hashes(range.points().into_iter().map(hash_at).collect())
     }

@@ -36,8 +36,10 @@ pub enum Poison {
         /// A description of the failure.
         cause: String,
     },
-    /// Some members did not report the outcome of their registration or deregistration, or a member ended the group
-    /// during the registration. Or a deregistration did not return in time on some members.
+    /// Members are lost or blocked, in one of these ways:
+    /// - Some members did not report the outcome of their registration or deregistration.
+    /// - A member ended the group during the registration.
+    /// - A deregistration did not return in time on some members.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),

@@ -7,7 +7,7 @@ use super::{
     wire::{Malformed, Reader, Wire},
 };
 
-/// Returns a value of each rank's record, by rank.
+/// Applies `value` to the record of each rank. Returns the results by rank.
 pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -> V) -> ValuesByRank<V> {
     ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, value(record))))
 }

@@ -64,8 +64,9 @@ pub struct Segment {
     /// The flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks. All other bits must be equal on all ranks.
     /// This release sets no other bit.
     pub flags: u32,
-    /// The state of the allocation log just after the operation that created the segment. If this state differs between
-    /// ranks, the segments count as different, even if their ordinals and sizes are equal.
+    /// The state of the pool's allocation log (the sequence of its [operations](super::Operation)) just after the
+    /// operation that created the segment. If this state differs between ranks, the segments count as different, even
+    /// if their ordinals and sizes are equal.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
@@ -127,7 +128,7 @@ pub struct Enqueued {
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The numbers of sends and receives that a rank has enqueued for one peer.
+/// The numbers of sends and receives that a rank has enqueued for one peer in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.

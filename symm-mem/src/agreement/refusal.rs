@@ -24,8 +24,8 @@ pub struct Shape {
 wire_struct!(Shape { bytes, flags });
 
 /// The reason why an operation was refused. Nothing was registered or retired on this rank, and the group's windows are
-/// unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be made anew
-/// ([`EpochMismatch`](Self::EpochMismatch)).
+/// unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be created
+/// again ([`EpochMismatch`](Self::EpochMismatch)).
 ///
 /// All members get the same value, with one exception: if this rank's list of members differs from the list of the
 /// others, it is possible that the others have agreed without this rank.
@@ -224,7 +224,7 @@ pub enum Refusal {
         /// Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
-    /// A rank ended the group, or was found lost, while other members waited for the rank.
+    /// A rank ended the group, or was found to be lost, while other members waited for it.
     #[error("MemberLost: rank {rank} takes no part any more: {cause}")]
     MemberLost {
         /// The rank.
@@ -232,8 +232,8 @@ pub enum Refusal {
         /// The reason.
         cause: String,
     },
-    /// Ranks wait in agreements of different generations of one domain. Each time that a rank creates the domain, a new
-    /// generation of it begins on this rank. There are two possible causes:
+    /// Ranks are in different generations of one domain. Each time that a rank creates the domain, a new generation of
+    /// the domain begins on this rank. There are two possible causes:
     /// - Some ranks have created the domain more often than others.
     /// - Ranks have pools of two generations, commit them in different orders, and so wait for each other.
     ///   [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.

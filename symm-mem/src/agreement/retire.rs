@@ -1,4 +1,5 @@
-//! Retirement: all ranks of a [domain](crate::Domain) retire segments, or none does. One such agreement is a
+//! Retirement: all ranks of a [domain](crate::Domain) retire segments, or none does. To retire a segment means to
+//! deregister its windows on all ranks, and then to free its memory. One agreement on a retirement is a
 //! [meeting](super::MeetingId).
 //!
 //! All ranks of the domain take part, including ranks whose groups have not committed the segments. The reason is that
@@ -36,8 +37,8 @@ use super::{
     wire::{self, wire_enum, wire_struct},
 };
 
-/// A group that a rank passed to a retirement, and the rank's log of this group. The group need not have committed any
-/// of the segments to retire.
+/// A group that a rank passed to [`SymmetricPool::retire`](crate::SymmetricPool::retire), and the rank's log of this
+/// group. The group need not have committed any of the segments to retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The group.
@@ -113,8 +114,8 @@ fn different_requests(records: &[RankedRetirement<'_>]) -> Option<Refusal> {
 }
 
 /// Returns a refusal if the ranks' allocation logs differ. The caller checks the uses of the segments first, with
-/// [`still_used`]. If a rank still uses a segment that other ranks have released, the logs differ too, but the refusal
-/// of `still_used` names the cause.
+/// [`still_used`]. If a rank still has a block that other ranks have freed, the logs differ too, but the refusal of
+/// `still_used` names the cause.
 fn different_logs(records: &[RankedRetirement<'_>]) -> Option<Refusal> {
     let logs = split(records, |record| record.log);
     let is_same = logs.is_unanimous();
@@ -284,7 +285,7 @@ impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its patience ends. Members remove the stored keys after the next meeting.
+    /// its [patience](Member::patience) ends. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;

@@ -15,14 +15,14 @@ use super::{
 /// The greatest number of parts into which one round divides a range.
 const PARTS: u64 = 32;
 
-/// A range of lengths of the allocation log. The search looks for the first difference in it.
+/// A range of lengths of the allocation log, in which the search looks for the first difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The lower end.
-    /// - In later rounds: a length at which all ranks have the same hash.
     /// - In the first round: the greatest [`log_since`](CommitRecord::log_since) of all ranks, so that every rank has a
     ///   hash at each length in the range. Exception: if a log is shorter than that, the length of the shortest log.
     ///   The range then has only this length, and some ranks may have no hash there.
+    /// - In later rounds: a length at which all ranks have the same hash.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
     /// differ.
@@ -112,9 +112,9 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
     }
 }
 
-/// Returns the result of the search. `sequence` is the number of the first operation that differs. `answers` has, for
-/// each rank, its operation with this number.
-pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
+/// Ends the search and returns its result. `sequence` is the number of the first operation that differs. `answers` has,
+/// for each rank, its operation with this number.
+pub(super) fn conclude_search(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let mut can_grant = true;
     let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {
         can_grant &= is_last || operation.as_ref().is_none_or(|it| it.kind != OperationKind::Refuse);
@@ -220,7 +220,7 @@ mod tests {
             forgotten(12)
         );
         let recalled = Recalled { operation: None, is_last: true };
-        assert_eq!(name(10, [(0, recalled.clone()), (1, recalled)]), forgotten(11));
+        assert_eq!(conclude_search(10, [(0, recalled.clone()), (1, recalled)]), forgotten(11));
     }
 
     #[test]

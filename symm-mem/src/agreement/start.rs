@@ -51,15 +51,18 @@ pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
 
-/// Returns the keys that count how often the missing ranks have created the domain. See [`Protocol::evidence`].
+/// Returns the store keys that count how often the missing ranks have created the domain. See [`Protocol::evidence`].
 pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     let domain = MeetingId::named(name).map(|meeting| meeting.domain);
     domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
 }
 
-/// Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of the same group, but of another epoch.
-/// Returns [`Refusal::GenerationMismatch`] if missing ranks have not created this generation of the domain yet, so that
-/// they cannot take part in its meetings. Otherwise returns `None`. See [`Protocol::explain`].
+/// Explains why members are missing from a meeting. See [`Protocol::explain`].
+/// - Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of the same pool and group, but of another
+///   epoch of the group.
+/// - Otherwise returns [`Refusal::GenerationMismatch`] if a missing rank has created the domain fewer times than the
+///   present members. Such a rank cannot take part in the meeting.
+/// - Otherwise returns `None`.
 pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     let Absence { name, members, missing, waited_ms, values } = *absence;
     let meeting = MeetingId::named(name)?;
@@ -79,8 +82,9 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 
-/// Converts a failure of the agreement in which `member` takes part. Call this only if the members have not decided on
-/// a plan to register, open or deregister memory. After such a decision, a failure poisons the groups instead.
+/// Converts a failure of the agreement in which `member` takes part to an [`Ending`]. Call this only if the members
+/// have not decided on a plan to register, open or deregister memory. After such a decision, a failure poisons the
+/// groups instead.
 pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
     match failure {
         // Two processes run as this rank. The other members may have acted on the record of the other process.
@@ -147,9 +151,10 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in which ranks wait, or `None` if they are all equal. A generation is the number
-/// of times that a rank has created the domain. `circle` is a circular wait, and lists the agreement in which each rank
-/// waits. A rank that waits in a meeting of `domain` has an entry with the generation from the meeting's name.
+/// Compares the generations of `domain` in which ranks wait. A generation is the number of times that a rank has
+/// created the domain. `circle` is a circular wait: the agreement in which each of its ranks waits. For each rank that
+/// waits in a meeting of `domain`, the result contains the generation from the meeting's name. Returns `None` if all
+/// these generations are equal.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

@@ -158,8 +158,8 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
 /// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
 /// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on
 ///   this rank, for example that its communicator has failed.
-/// - `is_capturing`: whether a stream of the rank's device is capturing, or the error of the driver if it could not
-///   tell. Registration and deregistration cannot be captured, and may invalidate the capture.
+/// - `is_capturing`: whether a stream of the rank's device is capturing, or the driver's error if this is unknown.
+///   Registration and deregistration cannot be captured, and may invalidate the capture.
 pub(crate) fn readiness(
     inside_group: bool,
     trouble: Option<String>,
@@ -202,12 +202,12 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
 /// the communicator has ranks, all distinct, and `rank` is at index `communicator.rank()`. The positions of the other
 /// members need no check here: the agreement compares the members' lists.
 pub(super) fn list_mismatch(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
-    let (place, size) = (communicator.rank(), communicator.size());
+    let (index, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();
-    let fits = (ranks.len(), distinct, ranks.get(place)) == (size, size, Some(&rank));
+    let fits = (ranks.len(), distinct, ranks.get(index)) == (size, size, Some(&rank));
     (!fits).then(|| {
         format!(
-            "the group's ranks {ranks:?} are not those of its communicator, which has {size}: expected {rank} at place {place}"
+            "the group's ranks {ranks:?} are not those of its communicator, which has {size}: expected {rank} at place {index}"
         )
     })
 }

@@ -35,12 +35,12 @@ pub(crate) struct GroupState {
     /// The refusal of the last commit or, if that commit succeeded, its
     /// [`CommitReport::pending`](crate::CommitReport::pending).
     pending: Option<Refusal>,
-    /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads. `None` until
-    /// this rank first offers memory.
+    /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads, which are
+    /// memory through which the members' kernels signal each other. `None` until this rank first offers memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
     /// The segments, of all pools, that all members have mapped.
     pub(super) mapped: Arc<MappedSegments>,
-    /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
+    /// Finds the positions of buffers in the pool, for groups that compare these positions between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
 
@@ -77,9 +77,12 @@ impl GroupState {
         (!outside.is_empty()).then(|| self.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))
     }
 
-    /// Checks that this rank can take part in a commit: its members must be ranks of the domain and match the
-    /// communicator, and `deadline`, the time limit of the commit, must not be zero. Returns `None` if it can. If not,
-    /// posts a refusal at once, because the other members wait for this rank, and returns the error.
+    /// Checks that this rank can take part in a commit for the group:
+    /// - The group's members must be ranks of the domain, and must match the communicator.
+    /// - `deadline`, the time limit of the commit, must not be zero.
+    ///
+    /// Returns `None` if this rank can take part. If not, posts a refusal at once, because the other members wait for
+    /// this rank, and returns the error.
     pub(super) fn decline_unfit(
         &mut self,
         domain: &Domain,
@@ -115,15 +118,16 @@ impl GroupState {
     /// Returns true if this rank need not commit the pool, whose arena is `arena`, because all of this is true:
     /// - There are no new segments.
     /// - The group is not poisoned.
-    /// - Since the last commit that found the members' allocation logs equal, no allocation request has failed, unless
-    ///   its repetition has succeeded. A failed request may have made this rank's log differ from the others, which
-    ///   only a commit detects.
+    /// - Since the last commit that found the members' allocation logs equal, no allocation request has failed. A
+    ///   request that succeeded when it was repeated does not count as failed. A failed request may have made this
+    ///   rank's log differ from the others, which only a commit detects.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
     }
 
-    /// Applies the result of a commit of the segments `offered`. `cause` is the store's error, if the store failed.
+    /// Applies the result of a commit. `offered` are the new segments in this rank's record, and the commit adds a
+    /// prefix of this list to the group. `cause` is the store's error, if the store failed.
     pub(super) fn conclude(
         &mut self,
         result: &Result<Agreed, Ending>,

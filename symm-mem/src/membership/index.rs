@@ -26,7 +26,7 @@ const LINEAR_SEARCH_MAX: usize = 16;
 /// The segments by address, and their states by group.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    /// The version of the table; 0 for an index that is not published.
+    /// The version of the table that this index was made from. 0 if the index is not published.
     version: u64,
     /// The first address of each segment, ascending.
     begins: Vec<u64>,
@@ -75,8 +75,8 @@ impl Index {
         Ok(Some(BufferLocation { placement, state }))
     }
 
-    /// Returns the segment of the `bytes` bytes at `address`, and their offset in it. `None` if they do not begin in a
-    /// segment. An error if they begin in a segment and extend beyond it.
+    /// Returns the segment that contains the `bytes` bytes at `address`, and their offset in the segment. Returns
+    /// `None` if they do not begin in a segment, and an error if they begin in a segment and extend beyond it.
     #[inline]
     fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
         let Some((begin, end, ordinal)) = self.segment_at(address) else { return Ok(None) };
@@ -139,8 +139,8 @@ impl Published {
         self.table.load_full()
     }
 
-    /// Returns the segment of the `bytes` bytes at `address`, and their offset in it. `None` if they do not lie in one
-    /// segment.
+    /// Returns the segment that contains the `bytes` bytes at `address`, and their offset in the segment. Returns
+    /// `None` if they do not lie in one segment.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<Placement> {
         self.read(|index| index.place(address, bytes)).ok().flatten()
     }

@@ -79,6 +79,7 @@ pub(crate) struct SegmentStates {
     pub(super) states: Vec<RegistrationState>,
     /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
+    /// This rank's registrations with `ncclCommRegister`, by ordinal.
     registered: Vec<(u32, Arc<PlainRegistration>)>,
     /// The owner of the mappings of the members' segments, if the members have mapped any.
     pub(crate) peers: Option<Arc<PeerGroup>>,
@@ -238,9 +239,9 @@ impl Table {
     }
 
     /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Such a segment
-    /// cannot be retired without them, because NCCL deregisters only whole windows. Returns the found segment, the
-    /// group of the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no
-    /// such segment.
+    /// cannot be retired without the others of its window, because NCCL deregisters only whole windows. Returns the
+    /// found segment, the group of the window, and the segments of the window that are not in `ordinals`. Returns
+    /// `None` if there is no such segment.
     pub(crate) fn split_window(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, states)| {

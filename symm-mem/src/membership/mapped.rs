@@ -1,5 +1,5 @@
-//! The segments that all members of a group have mapped. A group has one list of them, for all pools that are committed
-//! for the group.
+//! The pool segments whose memory the members of a group have mapped from each other. A group has one list of these
+//! segments, for all pools that are committed for the group.
 
 use std::{
     collections::BTreeMap,
@@ -18,8 +18,8 @@ use crate::{
     rendezvous::{Buffer, PeerGroup, PeerMapping},
 };
 
-/// This rank's list of the segments that all members of a group have mapped. The members agree on the number of each
-/// segment, so a number identifies the same segment on all of them.
+/// This rank's list of the segments that the members of a group have mapped from each other. The members agree on the
+/// number of each segment, so a number identifies the same segment on all of them.
 #[derive(Default)]
 pub(crate) struct MappedSegments {
     segments: RwLock<Vec<MappedSegment>>,
@@ -30,7 +30,7 @@ pub(crate) struct MappedSegments {
     is_used: AtomicBool,
 }
 
-/// A segment that all members of a group have mapped. Keeps the pool's memory allocated.
+/// A segment that the members of a group have mapped from each other. Keeps the pool's memory allocated.
 #[derive(Clone)]
 pub(crate) struct MappedSegment {
     /// The number of the segment, unique in the list of its group.
@@ -51,8 +51,8 @@ impl MappedSegment {
         Self { number, group, memory: memory.clone(), table: table.clone(), ordinal }
     }
 
-    /// Returns the whole segment on this rank, and the mappings of the members' segments. `None` if the segment is
-    /// retired.
+    /// Returns this rank's memory of the segment, and the mappings of the members' memory of the segment. Returns
+    /// `None` if the segment is retired.
     pub(crate) fn mapping(&self) -> Option<(Buffer, PeerMapping)> {
         let mapping = self.memory.attachments().get::<PeerMapping>(&self.group.mappings, self.ordinal)?;
         let buffer = Buffer::of_segment(&self.memory, self.ordinal, mapping.buffers.bytes() as u64);

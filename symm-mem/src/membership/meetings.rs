@@ -20,7 +20,8 @@ impl Meetings {
     ///   these keys any more.
     /// - If `has_met` is false: nothing.
     ///
-    /// A commit is not recorded here, and the list is empty: [`GroupLog`](crate::agreement::GroupLog) counts commits.
+    /// For a commit, records nothing and returns an empty list, because [`GroupLog`](crate::agreement::GroupLog) counts
+    /// commits.
     pub(crate) fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let rounds = match meeting.kind {

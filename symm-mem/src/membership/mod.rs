@@ -9,7 +9,7 @@
 //! | `group_state` | the state of a pool in one group, kept between commits |
 //! | `mapped` | the segments, of all pools, that all members of a group have mapped |
 //! | `lookup` | a pool's table of segments and of their states in the groups, and the results of a look-up |
-//! | `index` | publishes each new version of this table, with a compact index that look-ups by address search |
+//! | `index` | publishes each new version of this table, with a compact index for look-ups by address |
 //! | `places` | positions of buffers in a pool, which the members of a group compare |
 //! | `meetings` | counters of the agreements in which the whole domain takes part |
 //! | `group` | the interface through which commits and retirements use a group |

@@ -27,9 +27,14 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// Returns the place of a range if the range lies in a segment that the group has committed, with or without a
-    /// window. If the range begins in a segment, committed or not, and extends beyond it, returns the text of
-    /// [`LookupError::SpansSegments`](crate::LookupError::SpansSegments). Otherwise returns `None`.
+    /// Returns the place of a range as text, if the range lies in a segment that the group has committed, with or
+    /// without a window.
+    ///
+    /// If the range begins in a segment, committed or not, and extends beyond it, the range has no place. Returns the
+    /// text of [`LookupError::SpansSegments`](crate::LookupError::SpansSegments) instead, which the ranks then compare
+    /// and report. This text contains this rank's address, so it can differ between ranks.
+    ///
+    /// Otherwise returns `None`.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let location = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match location {

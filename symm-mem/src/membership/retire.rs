@@ -1,5 +1,5 @@
 //! Retirement of segments: all ranks of the pool's [`Domain`](crate::Domain) remove the segments from the pool, or no
-//! rank does.
+//! rank does. If no group of the pool is poisoned, each rank then frees the memory of the segments.
 
 use std::{
     cell::Cell,
@@ -196,13 +196,13 @@ impl Memberships {
         participants: &[Participant<'_>],
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
         let Start { member, record } = start;
-        let (releases, mut windows, mut last) = (Cell::new(false), 0, None);
+        let (deregistration_begun, mut windows, mut last) = (Cell::new(false), 0, None);
         let act = |plan: &RetirePlan, deadline, _: &dyn Fn() -> bool| {
             last = Some(plan.clone());
             match plan {
                 RetirePlan::Quiesce {} => RetireOutcome::Quiet(self.wait_until_idle(participants, deadline)),
                 RetirePlan::Deregister {} => {
-                    releases.set(true);
+                    deregistration_begun.set(true);
                     let (release, deregistered) = self.deregister(ordinals, participants, deadline);
                     windows = deregistered;
                     RetireOutcome::Deregistered(release)
@@ -212,7 +212,7 @@ impl Memberships {
         // The end of a group ends this rank's part in the agreement, except after this rank has begun to deregister.
         // From then on the rank waits for the verdict over all outcomes, which names every rank and every ended group
         // whose windows may remain. Without the verdict, the error would name only one rank. The wait has a time limit.
-        let watched = || if releases.get() { &[] } else { participants };
+        let watched = || if deregistration_begun.get() { &[] } else { participants };
         let store = self.domain().store();
         let object = GroupObject {
             rank: member.rank,
@@ -235,7 +235,7 @@ impl Memberships {
 
     /// Waits until the pool's device and the devices of the groups in `participants` are idle. Returns
     /// [`Release::Done`] if they are, [`Release::Blocked`] if they are not idle by the deadline, or [`Release::Failed`]
-    /// if this rank cannot wait.
+    /// if the wait failed.
     fn wait_until_idle(&self, participants: &[Participant<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
             .memory()
@@ -276,7 +276,7 @@ impl Memberships {
         let table = self.table();
         let mut deregistered = 0;
         let mut ended_groups = Vec::new();
-        let mut end = None;
+        let mut first_cause = None;
         for participant in participants {
             match deregister_from(participant, ordinals, &table, deadline) {
                 Ok(windows) => deregistered += windows,
@@ -284,7 +284,7 @@ impl Memberships {
                     // The end of the group caused the failure. Continue with the windows of the other groups.
                     (Err(ended), _) => {
                         ended_groups.push(participant.group.id());
-                        end.get_or_insert(ended.to_string());
+                        first_cause.get_or_insert(ended.to_string());
                     }
                     (Ok(()), CommError::DeadlineExceeded { .. }) => {
                         return (Release::Blocked {}, deregistered);
@@ -293,7 +293,7 @@ impl Memberships {
                 },
             }
         }
-        match end {
+        match first_cause {
             None => (Release::Done {}, deregistered),
             Some(cause) => (Release::Over { groups: ended_groups, cause }, deregistered),
         }
@@ -336,8 +336,8 @@ impl Memberships {
         let segment = |ordinal: &u32| arena.segments().get(*ordinal as usize).copied();
         let segments: Vec<SymmetricSegment> = ordinals.iter().filter_map(segment).collect();
         for ordinal in ordinals {
-            let out = arena.retire(*ordinal);
-            debug_assert!(out.is_ok(), "{out:?}");
+            let retired = arena.retire(*ordinal);
+            debug_assert!(retired.is_ok(), "{retired:?}");
         }
         // A poisoned group's communicator may still have windows in the memory.
         if is_poisoned {

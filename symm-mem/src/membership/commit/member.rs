@@ -91,18 +91,18 @@ impl Member<'_> {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();
         // For each segment, the index of its request and its offset in that request in bytes.
-        let mut places: Vec<(usize, u64)> = Vec::new();
+        let mut positions: Vec<(usize, u64)> = Vec::new();
         let arena = self.memberships.memory().arena();
         let agreed = self.segments.iter().take(*segments as usize);
         for segment in agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)) {
             let (address, bytes) = (segment.memory.address, segment.bytes as usize);
             match requests.last_mut() {
                 Some(last) if joined.contains(&segment.ordinal) => {
-                    places.push((places.last().map_or(0, |(at, _)| *at), last.bytes as u64));
+                    positions.push((positions.last().map_or(0, |(at, _)| *at), last.bytes as u64));
                     last.bytes += bytes;
                 }
                 _ => {
-                    places.push((requests.len(), 0));
+                    positions.push((requests.len(), 0));
                     requests.push(WindowRequest::symmetric(DevicePtr(address), bytes));
                 }
             }
@@ -139,7 +139,7 @@ impl Member<'_> {
         match unsupported {
             None => {
                 let window = |(at, begin): &(usize, u64)| Some((windows.get(*at)?.clone(), *begin));
-                self.windows = places.iter().filter_map(window).collect();
+                self.windows = positions.iter().filter_map(window).collect();
                 RegistrationOutcome::Registered
             }
             Some(reason) if windows.is_empty() => RegistrationOutcome::Unsupported { reason },

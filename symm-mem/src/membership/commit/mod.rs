@@ -31,7 +31,7 @@ use process_group::{
 
 use self::{
     member::Member,
-    offer::{JOINED_SINCE, LocalState, can_register, offered},
+    offer::{JOINED_SINCE, LocalState, can_register, live_segments},
     peers::{OfferedPeers, OpenedPeers},
 };
 pub use self::{options::CommitOptions, report::CommitReport};
@@ -68,14 +68,14 @@ pub(crate) struct Done {
 
 impl Memberships {
     /// Registers the pool's new segments as windows of `group`, on all members or on none. Skips the commit if this
-    /// rank need not take part, see [`skip`](Self::skip). `inside` is true if the thread that requested the commit has
-    /// an NCCL group open. [`commit_all`](crate::commit_all) may run this method on another thread, which cannot detect
-    /// the open group.
+    /// rank need not take part, see [`skip`](Self::skip). `inside_group` is true if the thread that requested the
+    /// commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method on another thread, which
+    /// cannot detect the open group.
     pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,
         options: CommitOptions,
-        inside: bool,
+        inside_group: bool,
     ) -> Result<CommitReport, Error> {
         let begun = Instant::now();
         let (id, ranks) = (group.id(), group.ranks());
@@ -90,7 +90,7 @@ impl Memberships {
             return Err(error);
         }
         let guard = RegistrationGuard::take(group.communicator());
-        let local_state = LocalState::of(group, options, inside, guard.is_some());
+        let local_state = LocalState::of(group, options, inside_group, guard.is_some());
         let (result, segments, failure) = self.run_commit(group, &mut group_state, options, local_state);
         let (result, failure) = match result {
             Ok(report)
@@ -176,10 +176,13 @@ impl Memberships {
         (result, segments, failure)
     }
 
-    /// Skips a commit if this rank need not take part: if the options do not demand it, the pool is
-    /// [unchanged](GroupState::is_unchanged), and a commit for the group has succeeded since the pool was made or last
-    /// forgot the group. Counts the skipped commit, and returns the report of a commit without new segments. Returns
-    /// `None` if this rank must take part.
+    /// Skips a commit if this rank need not take part, because all of this is true:
+    /// - [`CommitOptions::verify`] is false.
+    /// - The pool is [unchanged](GroupState::is_unchanged).
+    /// - A commit for the group has succeeded since the pool was made or last forgot the group.
+    ///
+    /// Counts the skipped commit, and returns the report of a commit without new segments. Returns `None` if this rank
+    /// must take part.
     pub(crate) fn skip(&self, group_state: &mut GroupState, options: CommitOptions) -> Option<CommitReport> {
         if options.verify || !group_state.is_unchanged(&self.memory().arena()) {
             return None;
@@ -225,31 +228,31 @@ impl Memberships {
         OfferedPeers::make(peers, self.memory(), new, group_state.mapped.next())
     }
 
-    /// Begins a commit of the pool's new segments. `found` is the state of this rank's group at the start of the
-    /// commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
+    /// Begins a commit of the pool's new segments. `local_state` is the state of the group on this rank at the start of
+    /// the commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
     /// windows. `offer` offers the given new segments to the other members. Returns the arguments with which this rank
     /// starts the agreement, and the new segments in this rank's record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
         options: CommitOptions,
-        found: LocalState,
+        local_state: LocalState,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
         offer: impl FnOnce(&mut GroupState, &[Segment]) -> PeerOffer,
     ) -> (Start<CommitProtocol>, Vec<Segment>) {
         let arena = self.memory().arena();
         let log = arena.log().state().into();
         let log_since = arena.log().oldest();
-        let joins = options.joined && found.capabilities.library >= JOINED_SINCE;
-        let segments = offered(arena.segments(), joins);
+        let joins = options.joined && local_state.capabilities.library >= JOINED_SINCE;
+        let segments = live_segments(arena.segments(), joins);
         let frozen = arena.is_frozen();
-        let registers =
-            found.capabilities.windows == WindowSupport::Available && group_state.log.members().len() > 1;
+        let registers = local_state.capabilities.windows == WindowSupport::Available
+            && group_state.log.members().len() > 1;
         let is_new = |it: &&SymmetricSegment| registers && !it.retired && group_state.log.is_new(it.ordinal);
         let candidates: Vec<_> = arena.segments().iter().filter(is_new).copied().collect();
         let is_exportable = arena.source().is_exportable();
         drop(arena);
-        let readiness = match found.readiness {
+        let readiness = match local_state.readiness {
             Readiness::GroupOpen => Readiness::GroupOpen,
             _ if frozen => Readiness::Capturing,
             Readiness::Ready => can_register(&candidates, is_exportable, check),
@@ -265,9 +268,9 @@ impl Memberships {
             domain: self.domain().ranks().into(),
             policy: options.policy,
             readiness,
-            capabilities: found.capabilities,
-            enqueued: found.enqueued,
-            address_space_left: found.address_space_left,
+            capabilities: local_state.capabilities,
+            enqueued: local_state.enqueued,
+            address_space_left: local_state.address_space_left,
             committed: group_state.log.committed(),
             log,
             log_since,
@@ -332,11 +335,11 @@ impl Memberships {
         if let Some((own, pads)) = pads {
             group.set_pads(Pads::new(own, pads));
         }
-        let keep = |(since, (segment, buffers)): (u64, (&Segment, Arc<PeerBuffers>))| {
-            let mapping = Arc::new(PeerMapping { number: since, buffers });
+        let keep = |(number, (segment, buffers)): (u64, (&Segment, Arc<PeerBuffers>))| {
+            let mapping = Arc::new(PeerMapping { number, buffers });
             self.memory().attachments().put(&group.mappings, segment.ordinal, mapping);
             let pool = (self.memory(), self.published());
-            MappedSegment::new(since, group.clone(), pool, segment.ordinal)
+            MappedSegment::new(number, group.clone(), pool, segment.ordinal)
         };
         let mapped = (first..).zip(offered.iter().zip(segments)).map(keep).collect();
         (group, mapped)

@@ -29,9 +29,19 @@ pub(crate) struct LocalState {
 }
 
 impl LocalState {
-    pub(super) fn of(group: &dyn SymmetricGroup, options: CommitOptions, inside: bool, alone: bool) -> Self {
+    /// Collects the state.
+    /// - `inside_group` is true if the thread that requested the commit has an NCCL group open.
+    /// - `has_guard` is true if this commit has the communicator's
+    ///   [`RegistrationGuard`](crate::membership::registration_guard::RegistrationGuard). If it is false, another
+    ///   commit or retirement of this process uses the communicator, and this rank reports that it is not ready.
+    pub(super) fn of(
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+        inside_group: bool,
+        has_guard: bool,
+    ) -> Self {
         let communicator = group.communicator();
-        let trouble = match alone {
+        let trouble = match has_guard {
             true => check(communicator, options.windows).err().map(|error| cause(group, error)),
             false => {
                 let cause = "another thread commits another pool for this group; the same one must come first on every rank";
@@ -48,7 +58,7 @@ impl LocalState {
         };
         let library = communicator.nccl().release_code();
         Self {
-            readiness: readiness(inside, trouble, is_capturing),
+            readiness: readiness(inside_group, trouble, is_capturing),
             capabilities: Capabilities { library, windows },
             enqueued: group.enqueued(),
             address_space_left: address_space_left(communicator),
@@ -67,11 +77,13 @@ pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u
     group.standing().err().map(|ended| gone(own, &ended).rank).filter(|rank| *rank != own)
 }
 
-/// Returns the number of bytes of symmetric address space that are left for windows of the communicator, or `None` if
-/// the driver fails. On every member, NCCL reserves as much address space as the members' largest device has memory,
-/// rounded up to a multiple of 4 GiB. A rank knows only its own device. So it computes the reservation from the memory
-/// size of this device, subtracts the bytes of its windows, and posts the rest. The members use the largest posted
-/// value, which is that of the rank with the largest device.
+/// Returns this rank's estimate of the symmetric address space that is left for windows of the communicator, in bytes.
+/// Returns `None` if the driver fails.
+///
+/// On every member, NCCL reserves as much address space as the largest device of all members has memory, rounded up to
+/// a multiple of 4 GiB. A rank knows only its own device, and estimates as if no member had a larger one. The windows
+/// occupy equally many bytes on all members. So the greatest estimate, that of the rank with the largest device, is
+/// correct for all members, and the members use it.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;
@@ -81,7 +93,7 @@ fn address_space_left(communicator: &Communicator) -> Option<u64> {
 /// Converts the pool's segments that are not retired to their form in a record.
 /// [`GroupLog::begin`](crate::agreement::GroupLog::begin) later removes the segments that are not new to the group. If
 /// `joins` is true, a segment that begins at the end of the previous one is marked as [`Segment::FOLLOWS`].
-pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
+pub(super) fn live_segments(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
     let mut end = None;
     let live = segments.iter().filter(|it| !it.retired);
     let offer = live.map(|it| {

@@ -63,23 +63,23 @@ impl OfferedPeers {
             }
             None => None,
         };
-        let places: Vec<(DevicePtr, usize)> = {
+        let ranges: Vec<(DevicePtr, usize)> = {
             let arena = memory.arena();
-            let place = |it: &Segment| {
+            let range = |it: &Segment| {
                 let segment = arena.segments().get(it.ordinal as usize)?;
                 Some((DevicePtr(segment.memory.address), segment.bytes as usize))
             };
-            segments.iter().filter_map(place).collect()
+            segments.iter().filter_map(range).collect()
         };
         let mut exports = Vec::new();
-        for (begin, bytes) in &places {
+        for (begin, bytes) in &ranges {
             let physical = PhysicalMemory::retain(context, *begin, *bytes);
             let physical = physical.map_err(|error| error_text(&error))?;
             exports.push(offer.export(Shareable::Virtual(physical), *bytes)?);
         }
         let site = Site { endpoint: offer.endpoint(), ..group.site.clone() };
         let memory = OfferedMemory { site, next, pad: exported_pad, segments: exports };
-        Ok((Self { group, offer, pad, segments: places }, PeerOffer::Offered { memory }))
+        Ok((Self { group, offer, pad, segments: ranges }, PeerOffer::Offered { memory }))
     }
 
     /// Opens the memory that the members offer. `members` has the offers of all members of the group. On failure,
@@ -101,13 +101,13 @@ impl OfferedPeers {
         let parties = parties.ok_or_else(|| failed("the plan lacks a member".to_owned()))?;
         let count = parties.first().map_or(0, |party| party.exports.len());
         let wanted = |_, _| (0..count).collect();
-        let pads = usize::from(self.pad.is_some());
-        let name = |_, number: usize| match number.checked_sub(pads) {
+        let pad_count = usize::from(self.pad.is_some());
+        let name = |_, number: usize| match number.checked_sub(pad_count) {
             Some(segment) => format!("new segment {segment}"),
             None => "the signal pad".to_owned(),
         };
-        let place = info.rank();
-        let mut opened = sharing::open(context, &self.offer, place, &parties, wanted, name, deadline)?;
+        let own_index = info.rank();
+        let mut opened = sharing::open(context, &self.offer, own_index, &parties, wanted, name, deadline)?;
         let mut buffers = |number: usize, own: DevicePtr, bytes: usize| {
             let opened = (0..parties.len()).map(|at| opened.remove(&(at, number))).collect();
             PeerBuffers::mapped(context, own, bytes, opened)

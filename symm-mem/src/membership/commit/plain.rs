@@ -50,21 +50,22 @@ impl Memberships {
             Ok(plain) => (Ok(plain), None),
             Err(failed) => (Err(plain_ending(failed.ending)), failed.store),
         };
-        let undo = Deadline::after(ACTION_FLOOR);
+        let undo_deadline = Deadline::after(ACTION_FLOOR);
         let undone = match &result {
             Ok(Plain::Registered {}) => {
                 let all = registered.iter().map(|(_, it)| it.clone() as Arc<dyn Any + Send + Sync>);
                 all.for_each(|registration| group.communicator().keep(registration));
                 Ok(())
             }
-            Ok(Plain::Undone { .. }) => {
-                registered.drain(..).rev().try_for_each(|(_, registration)| registration.deregister(undo))
-            }
+            Ok(Plain::Undone { .. }) => registered
+                .drain(..)
+                .rev()
+                .try_for_each(|(_, registration)| registration.deregister(undo_deadline)),
             _ => Ok(()),
         };
         let undone = undone.map_err(|error| cause(group, error));
-        let said = failure.as_ref().map(ToString::to_string);
-        (self.end_plain(group_state, segments, result, undone, registered, said), failure)
+        let store_cause = failure.as_ref().map(ToString::to_string);
+        (self.end_plain(group_state, segments, result, undone, registered, store_cause), failure)
     }
 
     /// Applies the result of the agreement on the plain registration of `segments`, and publishes the group's new state

@@ -26,8 +26,8 @@ pub struct CommitReport {
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
     /// `None` if they have windows, or if this rank had nothing to commit and so
-    /// [skipped](crate::SymmetricPool::commit) the commit. Then each other member has skipped it too, or gets an error
-    /// instead of a report.
+    /// [skipped](crate::SymmetricPool::commit) the commit. If this rank skipped the commit, each other member has
+    /// skipped it too, or gets an error instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo their registrations, and
@@ -45,8 +45,8 @@ pub struct CommitReport {
 }
 
 impl CommitReport {
-    /// Returns the report of a commit for `group` without new segments. `states` are the states of the pool's
-    /// segments in the group; the totals in the report are computed from them.
+    /// Returns the report of a commit for `group` without new segments. `states` are the states of the pool's segments
+    /// in the group, from which the totals in the report are computed.
     pub(super) fn of(group: GroupId, states: &SegmentStates) -> Self {
         Self {
             group,

@@ -20,8 +20,8 @@ use crate::{
     membership::group::ABORT_PATIENCE,
 };
 
-/// The time limit of each store request of the [`VerdictWatch`]'s thread. After a request that timed out, the thread
-/// ends if the [`VerdictWatch`] was dropped.
+/// The time limit of each store request of a [`VerdictWatch`]'s thread. After each request that timed out, the thread
+/// checks whether the [`VerdictWatch`] was dropped, and ends if so.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the
@@ -55,13 +55,13 @@ impl VerdictWatch {
         deadline: Deadline,
     ) -> Self {
         let abort = Arc::new(Mutex::new(Some(abort)));
-        let slot = abort.clone();
+        let shared = abort.clone();
         let watch = move || {
             // The registration may be over before this thread runs.
-            while lock(&slot).is_some() {
+            while lock(&shared).is_some() {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
-                    Ok(stands) => {
-                        let is_lost = match read_verdict::<CommitProtocol>(&stands) {
+                    Ok(stored) => {
+                        let is_lost = match read_verdict::<CommitProtocol>(&stored) {
                             Some(Err(failure)) => !matches!(failure, Failure::Unreadable { .. }),
                             Some(Ok(Decision::Refused { refusal: Rejection::Poisoned(poison) })) => {
                                 matches!(poison, Poison::MembersLost { .. })
@@ -71,7 +71,7 @@ impl VerdictWatch {
                         if let (true, Some(health)) = (is_lost, &health) {
                             health.await_end(deadline);
                         }
-                        let abort = lock(&slot).take();
+                        let abort = lock(&shared).take();
                         if let Some(abort) = abort {
                             // The error is not needed: later calls on the communicator return errors in any case.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
