@@ -23,7 +23,8 @@ use crate::{
     sharing::{self, ForeignError, ForeignMemory, Shareable},
 };
 
-/// An allocation that peers can map, and that belongs to no pool. Clones share the memory.
+/// An allocation that peers can map, and that belongs to no [symmetric pool](crate::SymmetricPool). Clones share the
+/// memory.
 ///
 /// The pages stay allocated while a clone on this rank or a mapping of a peer exists.
 #[derive(Debug, Clone)]
@@ -33,12 +34,14 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct PeerAllocation {
-    /// The mappings of peers' memory, by group and segment ordinal. The ordinal is always 0, because the allocation is
-    /// in no pool.
+    /// The mappings of peers' memory, by group and segment number. The number is always 0, because the allocation is in
+    /// no pool.
     pub(super) attachments: Attachments,
     backing: AllocationBacking,
+    /// The requested size, which can be less than the size of `backing`.
     bytes: usize,
     pub(super) subject: Subject,
+    /// Identifies the allocation in this process ([`fresh_number`]).
     pub(super) number: u64,
 }
 
@@ -49,8 +52,8 @@ enum AllocationBacking {
     Foreign(Arc<dyn ForeignMemory>),
 }
 
-/// Returns a number for an allocation that belongs to no pool. It is never used twice in this process, so it identifies
-/// the allocation even after the driver has reused the address.
+/// Returns a number for an allocation that belongs to no pool. No two allocations of this process have the same number,
+/// even if the driver gives them the same address one after the other.
 pub(crate) fn fresh_number() -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     NUMBERS.fetch_add(1, Ordering::Relaxed)
@@ -229,8 +232,9 @@ impl PeerMemory {
         self.inner.bytes
     }
 
-    /// Returns true if this is the only handle to the memory: there is no clone, and no buffer or [`SymmetricMemory`]
-    /// of it. A result of true stays true until a handle is made from this one.
+    /// Returns true if this is the only handle to the memory: there is no clone of it, and no buffer or
+    /// [`SymmetricMemory`] that was made from it. Once true, the result stays true until a handle is made from this
+    /// one.
     ///
     /// A [`PeerAllocator`] keeps one handle to each persistent allocation. It may return the allocation again only if
     /// that handle is the only one.
@@ -241,7 +245,7 @@ impl PeerMemory {
         Arc::strong_count(&self.inner) == 1
     }
 
-    /// The id of a persistent allocation, or `None`.
+    /// The id of a [persistent](PeerAllocator::persistent) allocation. `None` for other allocations.
     #[must_use]
     pub fn id(&self) -> Option<u64> {
         match self.inner.subject {
@@ -283,8 +287,8 @@ pub trait PeerAllocator: Send + Sync {
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, so that
-    /// a rendezvous need not map it again. A later call fails while a handle from an earlier call is alive
+    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, so a
+    /// rendezvous need not map it again. A later call fails while a handle from an earlier call is alive
     /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors
@@ -318,7 +322,7 @@ impl CudaAllocator {
         Self { context: context.clone(), handles, persistent: Mutex::default() }
     }
 
-    /// The handle types of the memory that it allocates.
+    /// The handle types of the memory that this allocator allocates.
     #[must_use]
     pub fn handles(&self) -> HandleTypes {
         self.handles
@@ -355,7 +359,7 @@ pub struct Allocators {
 }
 
 impl Allocators {
-    /// Creates a set with an allocator for the device of `context`.
+    /// Creates a set with a [`CudaAllocator`] for the device of `context`.
     ///
     /// # Errors
     /// Those of [`CudaAllocator::new`].
@@ -383,7 +387,8 @@ impl Allocators {
         allocator.ok_or_else(|| AllocationError::NoAllocator { kind: kind.clone() })
     }
 
-    /// Allocates memory of this kind for a tensor. The memory is persistent if `id` is given.
+    /// Allocates memory of this kind for a tensor. The memory is [persistent](PeerAllocator::persistent) if `id` is
+    /// given.
     ///
     /// # Errors
     /// [`AllocationError`].

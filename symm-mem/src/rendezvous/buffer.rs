@@ -13,8 +13,8 @@ use crate::{
     sharing::Shareable,
 };
 
-/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`], of a [slice](Self::of_slice) of a
-/// pool, or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
+/// Memory for a [rendezvous](super::Rendezvous::rendezvous): all or a [part](Self::part) of a [`SymmetricBlock`], of a
+/// [slice](Self::of_slice) of a pool, or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: BufferMemory,
@@ -86,13 +86,14 @@ impl From<&Buffer> for Buffer {
 }
 
 impl Buffer {
-    /// Creates a buffer of the elements of a slice or view that [`SymmetricPool::alloc`](crate::SymmetricPool::alloc)
-    /// allocated. The buffer keeps the slice's block allocated, also after the slice is dropped.
+    /// Creates a buffer of the elements of a slice that [`SymmetricPool::alloc`](crate::SymmetricPool::alloc)
+    /// allocated, or of a view of such a slice. The buffer keeps the slice's block allocated, also after the slice is
+    /// dropped.
     ///
     /// Kernels, copies and peers that access the buffer do not know the [stream](DeviceView::stream) of the slice.
-    /// While the slice or the buffer exists, the program must order such accesses with the work of that stream: it
-    /// enqueues them on that stream, or makes that stream and the accesses wait for each other. The calls that access
-    /// the buffer are `unsafe`, and state this as a condition on conflicting accesses.
+    /// While the slice or the buffer exists, the program must order such accesses with the work of that stream. It
+    /// enqueues the accesses on that stream, or makes each side wait for the other side's earlier work. The safety
+    /// conditions of the `unsafe` calls that access the buffer demand this order for conflicting accesses.
     ///
     /// # Errors
     /// [`ForeignSlice`] if no pool allocated the slice.
@@ -113,7 +114,7 @@ impl Buffer {
         let view = slice.into();
         let address = view.device_ptr();
         let block = block_of(view.memory()).ok_or(ForeignSlice { address })?;
-        // A slice without elements has no address.
+        // The address of a slice without elements has no meaning.
         let offset = address.offset_from(block.ptr()).unwrap_or(0) as usize;
         Self::from(block).part(offset, view.bytes()).ok_or(ForeignSlice { address })
     }
@@ -158,7 +159,7 @@ impl Buffer {
         self.memory.in_pool().map_or_else(PeerMemory::kind, |_| DeviceKind::Cuda)
     }
 
-    /// The offset in the allocation that peers map, in bytes.
+    /// The offset of the buffer in the allocation that peers map, in bytes.
     pub(crate) fn offset(&self) -> usize {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
@@ -188,8 +189,8 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the drop of this buffer may free mappings of peers' memory. If the buffer is in a pool that the
-    /// program has not dropped, the result is false, because that pool keeps the mappings.
+    /// Returns whether the drop of this buffer may free mappings of peers' memory. False if the buffer is in a pool
+    /// that the program has not dropped, because that pool keeps the mappings.
     pub(crate) fn may_free_mappings(&self) -> bool {
         let has_pool = self.memory.in_pool().is_ok_and(|(memory, _)| !memory.is_orphaned());
         !has_pool && !self.attachments().is_empty()
@@ -201,15 +202,15 @@ impl Buffer {
     }
 
     /// Makes the buffer's allocation keep `mapping` for `group`, until the allocation is freed or its segment is
-    /// retired. If `group` is dropped before that, the mapping stays until the next mapping, for any group, is added to
-    /// the same pool or allocation.
+    /// retired. If `group` is dropped before that, the pool or allocation keeps the mapping until a mapping for any
+    /// group is added to it.
     pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
-    /// Pins this rank's segment for the graph that `stream` captures. All ranks retire their segments of the same
-    /// number together, or none does. So the pin also keeps the peers' segments mapped, which the graph uses. Does
-    /// nothing for memory that is in no pool.
+    /// Pins this rank's segment for the graph that `stream` captures: the segment is not retired while the graph
+    /// exists. All ranks retire a segment together, or none does. So the pin also keeps the peers' segments mapped,
+    /// which the graph uses. Does nothing for memory that is in no pool.
     pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
         match self.memory.in_pool() {
             Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),
@@ -220,7 +221,7 @@ impl Buffer {
     /// The whole allocation that contains the buffer, or `None` if it is a retired segment.
     pub(crate) fn allocation(&self) -> Option<WholeAllocation> {
         let (memory, Placement { ordinal, .. }) = match self.memory.in_pool() {
-            Ok(place) => place,
+            Ok(in_pool) => in_pool,
             Err(memory) => {
                 let PeerMemory { inner } = memory;
                 let (base, bytes) = (memory.ptr(), memory.whole_bytes());
@@ -251,8 +252,8 @@ impl Buffer {
             return Ok(Some(memory.shareable()));
         }
         let retained = PhysicalMemory::retain(context, allocation.base, allocation.bytes);
-        // If another thread has retired the segment in the meantime, `retained` may be other memory at the same
-        // address.
+        // If another thread has retired the segment since `allocation` was made, `retained` may be other memory at the
+        // same address.
         match self.allocation() {
             Some(_) => retained.map(|physical| Some(Shareable::Virtual(physical))),
             None => Ok(None),

@@ -18,10 +18,10 @@ pub enum WindowPeersError {
     /// nor PCIe gives peer access.
     #[error("the window of rank {rank} cannot be reached directly from here")]
     OutOfReach {
-        /// The rank, in the communicator.
+        /// The other rank, as a rank of the communicator.
         rank: usize,
     },
-    /// The error of NCCL. NCCL reports the addresses since release 2.29. An older release causes
+    /// The error of NCCL. NCCL reports the addresses since release 2.29. With an older release, the error is
     /// [`CommError::Missing`]. [`rendezvous`](super::Rendezvous::rendezvous) also provides [`PeerBuffers`], and needs
     /// no particular release of NCCL.
     #[error(transparent)]
@@ -41,17 +41,18 @@ pub enum Origin {
     Window,
 }
 
-/// The addresses of every rank's memory as seen by this rank's device, in the group's order. They are available on
-/// the host, and as an array for kernels. The memory may be mapped by this rank or by NCCL.
+/// The addresses at which this rank's device accesses the memory of every rank, in the group's order. They are
+/// available on the host, and as an array for kernels.
 ///
-/// Memory that this rank has mapped ([`Origin::Mapped`]) stays mapped until this value is dropped, even if the owning
-/// rank is gone. NCCL's mappings ([`Origin::Window`]) exist only while the window is registered.
+/// Either this crate or NCCL has mapped the peers' memory. Memory that this crate has mapped ([`Origin::Mapped`]) stays
+/// mapped until this value is dropped, even if the owning rank is gone. NCCL's mappings ([`Origin::Window`]) exist only
+/// while the window is registered.
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
     /// Registers this rank's buffer under the address of `array`. The launch of a captured kernel finds the buffer by
-    /// this address, and pins the buffer for the graph. Declared before `array`, so that the registration is removed
-    /// first: once `array` is freed, another array can get the address.
+    /// this address, and keeps the buffer allocated for the graph. Declared before `array`, so that the registration is
+    /// removed first: once `array` is freed, another array can get the address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,
@@ -115,7 +116,7 @@ impl PeerBuffers {
         Ok(Self { addresses, _own, array, bytes, origin, _mapped })
     }
 
-    /// The addresses, in the group's order.
+    /// The addresses on the host, in the group's order.
     #[must_use]
     #[doc(alias = "get_buffer_ptrs")]
     pub fn addresses(&self) -> &[DevicePtr] {
@@ -142,8 +143,8 @@ impl PeerBuffers {
     }
 }
 
-/// The addresses of all ranks' allocations in one group, with the mappings of the peers' allocations. This rank's
-/// allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
+/// The mapping of an allocation of this rank: the addresses of all ranks' allocations, with the mappings of the peers'
+/// memory. The allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
     /// A number that identifies the mapping within the group, equal on all members. A

@@ -1,4 +1,4 @@
-//! The information on a group that a rendezvous needs.
+//! [`GroupInfo`]: the information on a group that a rendezvous needs. [`Groups`]: a registry of groups by name.
 
 use std::{
     collections::HashMap,
@@ -21,8 +21,8 @@ use crate::{
     lock::lock,
 };
 
-/// The information on a group that a rendezvous needs: its id and name, its members, this rank's place (index) in the
-/// list of members, and the store for the members' agreements.
+/// The information on a group that a [rendezvous](super::Rendezvous) needs: its id and name, its members, this rank's
+/// place (index) in the list of members, and the store over which the members reach agreements.
 #[derive(Clone)]
 pub struct GroupInfo {
     pub(super) id: GroupId,
@@ -47,15 +47,15 @@ pub enum GroupInfoError {
         /// The members of the group that was set.
         ranks: Vec<u32>,
     },
-    /// The registry ([`Groups`]) has no group of this name.
+    /// The registry ([`Groups`]) has no group of the requested name.
     #[error("group {name:?} is not set; there are {known:?}")]
     Unknown {
-        /// The name.
+        /// The requested name.
         name: String,
         /// The names of all groups that are set.
         known: Vec<String>,
     },
-    /// This rank's place is not below the number of members, or a rank occurs twice.
+    /// This rank's place is not less than the number of members, or a rank occurs twice among the members.
     #[error(
         "place {rank} in a group of the ranks {ranks:?}: expected a place below their number, and each rank once"
     )]
@@ -94,8 +94,8 @@ impl GroupInfo {
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
-    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` reports the end of the group. If it
-    /// is `None`, [`standing`](Self::standing) always succeeds.
+    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` reports the end of the group. If
+    /// `health` is `None`, [`standing`](Self::standing) always succeeds.
     pub(crate) fn of_parts(
         (id, name): (GroupId, &str),
         rank: usize,
@@ -112,7 +112,7 @@ impl GroupInfo {
         &self.name
     }
 
-    /// The group's id. It identifies the group in the store; the name is not used there.
+    /// The group's id. The store keys of the group contain the id and not the name.
     #[must_use]
     pub fn id(&self) -> GroupId {
         self.id
@@ -141,8 +141,8 @@ impl GroupInfo {
         self.ranks[self.rank]
     }
 
-    /// Returns an error once the group has ended, so that callers stop waiting for the other members. Always succeeds
-    /// for a group that has no [`ProcessGroup`].
+    /// Returns an error once the group has ended. Callers then stop waiting for the other members. Always succeeds for
+    /// a group that has no [`ProcessGroup`].
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
@@ -164,12 +164,12 @@ impl GroupInfo {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }
 
-    /// Makes the error for a failed agreement of the group's members. If the group has not ended, its kind is `kind`.
+    /// Makes the error for a failed agreement of the group's members. The kind of the error is `kind` in these cases:
+    /// - The group has not ended.
+    /// - `kind` is a refusal of a rendezvous or an exchange for another reason than missing or lost members. Then the
+    ///   end of the group is not the cause, and all members must get the same refusal.
     ///
-    /// If the group has ended, its kind is [`ErrorKind::GroupOver`], because the end of the group is the probable cause
-    /// of the failure. Exception: a refusal of a rendezvous or an exchange has other causes, and all members must get
-    /// the same one, so its kind is `kind`. This does not apply to a refusal that only names missing or lost members,
-    /// because the end of the group can be its cause.
+    /// Otherwise the end of the group is the probable cause of the failure, and the kind is [`ErrorKind::GroupOver`].
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
@@ -187,8 +187,8 @@ impl GroupInfo {
 impl From<&ProcessGroup> for GroupInfo {
     fn from(group: &ProcessGroup) -> Self {
         let (ranks, store) = (crate::domain::ranks_of(group), Arc::new(group.job_store()));
-        let name = (group.id(), group.name());
-        Self::of_parts(name, group.rank(), &ranks, store, Some(group.health_handle()))
+        let id_and_name = (group.id(), group.name());
+        Self::of_parts(id_and_name, group.rank(), &ranks, store, Some(group.health_handle()))
     }
 }
 
@@ -213,17 +213,17 @@ impl Groups {
         Self::default()
     }
 
-    /// Sets a group's information.
+    /// Adds a group to the registry.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`] if the name is set. Equal information is an error too, because it may describe
-    /// another group with this name.
+    /// [`GroupInfoError::AlreadySet`] if the registry has a group of this name, even if its information is equal: it
+    /// may be another group.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = lock(&self.by_name);
-        if let Some(set) = by_name.get(&*info.name) {
-            let (name, ranks) = (set.name.to_string(), set.ranks.to_vec());
-            return Err(GroupInfoError::AlreadySet { name, rank: set.rank, ranks });
+        if let Some(present) = by_name.get(&*info.name) {
+            let (name, ranks) = (present.name.to_string(), present.ranks.to_vec());
+            return Err(GroupInfoError::AlreadySet { name, rank: present.rank, ranks });
         }
         by_name.insert(info.name.to_string(), info);
         Ok(())

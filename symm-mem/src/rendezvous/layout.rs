@@ -2,7 +2,7 @@
 
 use process_group::comm::DataType;
 
-/// The shape and the strides of a tensor, both in elements, and the data type of the elements.
+/// The shape of a tensor, its strides in elements, and the data type of the elements.
 ///
 /// ```
 /// use process_group::comm::DataType;
@@ -50,7 +50,7 @@ impl Layout {
         &self.shape
     }
 
-    /// The distance between neighbours in each dimension, in elements.
+    /// The distance in memory between neighbours in each dimension, in elements.
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         &self.strides

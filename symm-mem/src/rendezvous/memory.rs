@@ -19,7 +19,7 @@ pub enum ViewError {
         /// The number of ranks in the group.
         world: usize,
     },
-    /// The view exceeds the buffer, or the part of the signal pad that programs may use.
+    /// The view exceeds the buffer, or the [part of the signal pad](SymmetricMemory::signal_pad) that programs may use.
     #[error("a view of {needed:?} bytes at byte {offset:?} leaves the {what} of {bytes} bytes")]
     OutOfBounds {
         /// The memory that the view exceeds: `buffer` or `signal pad`.
@@ -56,12 +56,12 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// `buffer` is this rank's buffer. `peers` has the addresses of the allocations that contain the members' buffers.
+    /// `peers` has the addresses of the allocations that contain the members' buffers.
     pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
         Self { group, buffer, peers }
     }
 
-    /// This rank's place in the group.
+    /// This rank's index in the group.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.group.info.rank()
@@ -119,7 +119,8 @@ impl SymmetricMemory {
         self.buffer.bytes()
     }
 
-    /// The length in bytes of this rank's allocation that contains the buffer. 0 for a retired segment.
+    /// The length in bytes of the allocation that contains the buffer on this rank. 0 if it is a segment that was
+    /// retired.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.buffer.allocation().map_or(0, |allocation| allocation.bytes)
     }
@@ -142,11 +143,12 @@ impl SymmetricMemory {
         view("buffer", self.buffer_ptr(rank)?, self.bytes(), layout, offset)
     }
 
-    /// A tensor in the signal pad of a rank, at `offset` elements from the start. The tensor must lie in the words of
-    /// the first [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) channels.
+    /// A tensor in the signal pad of a rank, at `offset` elements from the start. The tensor must lie in the part of
+    /// the pad that programs may use: the words of the first
+    /// [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) channels ([`PadLayout`] describes them).
     ///
     /// # Errors
-    /// [`ViewError::NoSuchRank`], or [`ViewError::OutOfBounds`] if the tensor exceeds these words.
+    /// [`ViewError::NoSuchRank`], or [`ViewError::OutOfBounds`] if the tensor exceeds this part.
     pub fn signal_pad(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
         let pads = self.signal_pads();
         let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };

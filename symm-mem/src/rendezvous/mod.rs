@@ -1,10 +1,10 @@
 //! Peers' memory, as in PyTorch's SymmetricMemory.
 //!
-//! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory, and all
-//! members agree before any of them opens memory. Then each member maps the others' memory. All members succeed, or
-//! none does. On success, every rank has a [`SymmetricMemory`] with the addresses of all ranks' buffers and signal
-//! pads. Kernels and copies on the rank's own device can access the buffers. The ranks signal each other over the pads.
-//! If the descriptions do not match, all members get the same typed error before the deadline.
+//! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory. Once all
+//! members have agreed, each of them maps the others' memory. All members succeed, or none does. On success, every rank
+//! has a [`SymmetricMemory`] with the addresses of all ranks' buffers. Kernels and copies on the rank's own device can
+//! access the buffers. The `SymmetricMemory` also has the addresses of the ranks' signal pads: device memory over which
+//! the ranks signal each other. If the descriptions do not match, all members get the same error before the deadline.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -22,7 +22,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
+//! | root | [`Rendezvous`]: runs the rendezvous of one group |
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
@@ -30,10 +30,10 @@
 //! | `group` | [`GroupInfo`]: the id, name, members and store of a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
-//! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. A mapping lives until this rank's own allocation is freed or its
-//! segment is retired, or longer if a [`SymmetricMemory`] still uses it. A mapping keeps the peers' pages allocated, so
-//! they stay valid even if their owner drops or retires its memory.
+//! A [`Rendezvous`] maps the peers' memory once for each allocation of this rank. For a block of a pool, it maps the
+//! whole segment, so all blocks of the segment share one mapping. A mapping lives until this rank's allocation is freed
+//! or this rank's segment is [retired](crate::SymmetricPool::retire), or longer if a [`SymmetricMemory`] still uses it.
+//! A mapping keeps the peers' pages allocated. So the pages stay valid even if the peers drop or retire their memory.
 
 mod allocation;
 mod buffer;
@@ -91,9 +91,9 @@ const OPERATION: &str = "rendezvous";
 /// is refused on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of one rendezvous. A member waits for half of this time for the others to call. Then the members
-    /// map the memory, and wait for each other's outcomes. Even if this time is short, a member has at least 10 s to
-    /// map the memory, and at least 5 s more to wait for the outcomes.
+    /// The time limit of one rendezvous. A member waits at most half of this time for the others to call. Then the
+    /// members map the memory, and wait for each other's reports of success or failure. Even if this time is short, a
+    /// member has at least 10 s to map the memory, and at least 5 s more to wait for the reports.
     pub deadline: Duration,
     /// True if several ranks may use one device. The kernels of these ranks must then be able to run at the same time,
     /// because a kernel of one rank can wait for a kernel of another.
@@ -134,8 +134,8 @@ impl RendezvousOptions {
     }
 }
 
-/// Maps memory between the members of a group, by calls of [`rendezvous`](Self::rendezvous). Owns the signal pads over
-/// which the members signal each other. Cheap to clone. Clones share the pads.
+/// Maps memory between the members of a group, by calls of [`rendezvous`](Self::rendezvous). Owns this rank's signal
+/// pad, and the mappings of the peers' pads. Cheap to clone. Clones share the pads.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<RendezvousState>,
@@ -163,7 +163,7 @@ impl Rendezvous {
     }
 
     /// Creates the `Rendezvous` object of a group. The device of this rank is that of `context`. Collective: all
-    /// members must call it the same number of times. In the call, each member maps the signal pads of the others.
+    /// members must call it the same number of times. Each member maps the signal pads of the others.
     ///
     /// # Errors
     /// - [`RendezvousRefused`](ErrorKind::RendezvousRefused) if the members agree to refuse. All of them get the same
@@ -181,7 +181,7 @@ impl Rendezvous {
         let own = site
             .map_err(Into::into)
             .and_then(|()| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
-        // A rank that could not make its pad takes part too, and posts the reason to the others.
+        // If this rank could not make its pad, it takes part too, and posts the reason to the others.
         let buffer = own.as_ref().map(|own| Buffer::from(&own.memory));
         let pads = rendezvous.run(buffer.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
@@ -189,22 +189,22 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Like [`new`](Self::new), but the members map no signal pads. So the [`SymmetricMemory`] of this object must not
-    /// be used for signals. Contacts no other member. The second value is an error if the driver cannot describe this
-    /// rank's device. The caller must then [`decline`](Self::decline) the first rendezvous.
+    /// Like [`new`](Self::new), but the members map no signal pads. So the [`SymmetricMemory`] values of this object
+    /// must not be used for signals. Contacts no other member. The second value is an error if the driver cannot
+    /// describe this rank's device. The caller must then [`decline`](Self::decline) the first rendezvous.
     pub(crate) fn without_pads(
         info: GroupInfo,
         context: &Context,
         options: RendezvousOptions,
     ) -> Result<(Self, cuda_driver::Result<()>), Error> {
         let generation = generation(&info).map_err(|error| info.call(OPERATION).error(error))?;
-        let (site, known) = match Site::of(context) {
+        let (site, site_result) = match Site::of(context) {
             Ok(site) => (site, Ok(())),
             Err(error) => (Site::of_process(), Err(error)),
         };
         let group = Arc::new(PeerGroup::new(info, context, site));
         let inner = RendezvousState { group, options, generation, next: Mutex::new(0) };
-        Ok((Self { inner: Arc::new(inner) }, known))
+        Ok((Self { inner: Arc::new(inner) }, site_result))
     }
 
     /// The group.
@@ -213,14 +213,14 @@ impl Rendezvous {
         &self.inner.group.info
     }
 
-    /// Maps the buffers that the other members give in the same call. Collective: all members must make their calls in
-    /// the same order. For the buffers of one call:
+    /// Maps the buffers that the other members pass to the same call. Collective: all members must make their calls in
+    /// the same order. These conditions apply to the buffers of all members in one call:
     /// - All are allocations that belong to no pool, or all are memory of the same segment of the same symmetric pool.
     ///   Each rank has its own pages for that segment.
     /// - All have the same size, and the same offset in their allocations or segments.
     ///
-    /// If an earlier rendezvous has mapped the memory on all members, the call maps nothing. The members agree even in
-    /// this case.
+    /// If an earlier rendezvous has mapped the memory on all members, the call maps nothing. Even then, the members
+    /// exchange messages and can wait for each other.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
@@ -232,8 +232,8 @@ impl Rendezvous {
     }
 
     /// Allocates memory for a tensor on every member, and maps it on all others: [`PeerMemory::new`] and
-    /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective: all members must call it
-    /// with the same layout.
+    /// [`rendezvous`](Self::rendezvous) in one call. The elements have unspecified values. Collective: all members must
+    /// call it with the same layout.
     ///
     /// # Errors
     /// - [`ErrorKind::Allocation`] if this member cannot allocate. The others get
@@ -278,23 +278,23 @@ impl Rendezvous {
         buffer.mapping(&self.inner.group.mappings)
     }
 
-    /// Takes part in a rendezvous to which this rank brings no memory, so that the other members do not wait for it. On
-    /// the other members, this call is matched by their call of [`rendezvous`](Self::rendezvous). All members then
-    /// refuse the rendezvous, with `cause` as the reason.
+    /// Takes part in a rendezvous without memory, so that the other members do not wait for this rank. Takes the place
+    /// of a call of [`rendezvous`](Self::rendezvous): the other members call `rendezvous`. All members refuse the
+    /// rendezvous, with `cause` as the reason.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
         let _ = self.run(Err(cause));
     }
 
-    /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
-    /// prefix. `None` if this rank no longer keeps the mapping, for example because the segment was retired.
+    /// The prefix of the store keys of the rendezvous that mapped `memory`. Later agreements about that memory use the
+    /// same prefix. `None` if this rank no longer keeps the mapping, for example because the segment was retired.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
-        let since = self.mapping(&memory.buffer)?.number;
-        Some(prefix(self.group().id(), self.inner.generation, since))
+        let number = self.mapping(&memory.buffer)?.number;
+        Some(prefix(self.group().id(), self.inner.generation, number))
     }
 
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
-    /// mapping of the allocations, made by this rendezvous or by an earlier one.
+    /// mapping of the peers' allocations, made by this rendezvous or by an earlier one.
     fn run(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let RendezvousState { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
@@ -338,9 +338,9 @@ impl Rendezvous {
         let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {
-            Ok(since) => {
-                let mapping = match since == number {
-                    true => peers.map(|buffers| PeerMapping { number: since, buffers }),
+            Ok(mapped_by) => {
+                let mapping = match mapped_by == number {
+                    true => peers.map(|buffers| PeerMapping { number, buffers }),
                     false => buffer.and_then(|buffer| self.mapping(&buffer)),
                 };
                 match mapping {
@@ -406,32 +406,32 @@ impl Rendezvous {
     }
 }
 
-/// Counts in the store how often this rank has created a [`Rendezvous`] for the group, and returns the count, including
-/// the current one. The count is part of all store keys of the `Rendezvous`, so this `Rendezvous` does not read the
-/// keys of an earlier one of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks
-/// stay equal even if the rest of `new` fails on some of them.
+/// Returns how often this rank has created a [`Rendezvous`] for the group, including the current one. The store keeps
+/// the count. All store keys of a `Rendezvous` contain its count, so it does not read the keys of an earlier
+/// `Rendezvous` of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks stay equal
+/// even if the rest of `new` fails on some of them.
 fn generation(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
-/// Opens the allocations of the other ranks, and returns the addresses of all ranks' allocations. `place` is the index
-/// of this rank in `records`. `own` is the address of this rank's allocation. `deadline` limits the exchange of file
+/// Opens the allocations of the other ranks, and returns the addresses of all ranks' allocations. `own` is the index of
+/// this rank in `records`. `own_base` is the address of this rank's allocation. `deadline` limits the exchange of file
 /// descriptors. On failure, the error is the [`OpeningOutcome`] that this rank posts to the others.
 fn open(
     context: &Context,
     offer: &Offer,
-    place: usize,
-    own: DevicePtr,
+    own: usize,
+    own_base: DevicePtr,
     records: &[RendezvousRecord],
     deadline: Deadline,
 ) -> Result<PeerBuffers, OpeningOutcome> {
     let parties: Vec<Party<'_>> =
         records.iter().map(|it| Party { rank: it.rank, site: &it.site, exports: vec![&it.export] }).collect();
     let name = |_, _| "memory".to_owned();
-    let mut opened = sharing::open(context, offer, place, &parties, |_, _| vec![0], name, deadline)?;
+    let mut opened = sharing::open(context, offer, own, &parties, |_, _| vec![0], name, deadline)?;
     let opened = (0..records.len()).map(|at| opened.remove(&(at, 0))).collect();
     let bytes = records.first().map_or(0, |record| record.export.bytes) as usize;
-    PeerBuffers::mapped(context, own, bytes, opened)
+    PeerBuffers::mapped(context, own_base, bytes, opened)
         .map_err(|error| OpeningOutcome::Failed { cause: error_text(&error) })
 }

@@ -1,19 +1,20 @@
 //! A group's signal pads, and the operations that this rank has enqueued on them.
 //!
-//! Each rank has a signal pad: device memory that all ranks map, and into which the peers write their signals. The
-//! operations are those of [`SymmetricMemory`](super::SymmetricMemory): a put sends a signal to a peer, a wait consumes
-//! a signal of a peer, and a barrier does both with all peers.
+//! Each rank has a signal pad: device memory that all ranks map, and into which the peers write their signals. A pad
+//! has numbered channels, which programs use for independent signals ([`PadLayout`]). The operations are those of
+//! [`SymmetricMemory`](super::SymmetricMemory): a put sends a signal to a peer, a wait consumes a signal of a peer, and
+//! a barrier does both with all peers.
 //!
-//! A *slot* is one direction (puts or waits), one peer and one channel. A barrier uses every slot of its channel. Order
-//! of operations:
-//! - Only their graph orders captured operations.
+//! A *slot* is the combination of one direction (puts or waits), one peer and one channel. A barrier uses every slot of
+//! its channel. The operations have this order:
+//! - Captured operations are ordered by their graph alone.
 //! - Other operations on one slot run in the order in which this rank enqueued them, even on different streams.
-//! - Operations on different slots have no order: different channels are independent, and so are waits and puts of one
-//!   channel.
+//! - Other operations on different slots have no order: different channels are independent, and so are waits and puts
+//!   on one channel.
 //!
 //! To avoid a deadlock, the ranks must keep two rules:
-//! - On each channel, a rank must enqueue its barriers and its puts to a peer in the order in which the peer enqueues
-//!   its barriers and its waits for these puts.
+//! - On each channel, a rank must enqueue its barriers, and its puts to a peer, in the same order as the peer enqueues
+//!   its barriers, and its waits for these puts.
 //! - If a peer sends a signal only after an operation A of this rank has run, this rank must not enqueue its wait for
 //!   that signal before A on the stream of A. Otherwise neither completes: A runs only after the wait, the wait ends
 //!   only after the signal, and the peer sends the signal only after A.
@@ -38,7 +39,7 @@ use crate::{
     lock::lock,
 };
 
-/// A slot as this rank uses it: the direction of the signal, the peer, the channel.
+/// The direction of the signals (puts or waits of this rank), the peer, and the channel.
 pub(super) type Slot = (Way, u32, u32);
 
 /// The last operation on a slot.
@@ -46,10 +47,11 @@ pub(super) type Slot = (Way, u32, u32);
 struct LastOperation {
     /// Keeps the stream alive. Otherwise a new stream could get the same handle, and would be taken for this one.
     stream: Stream,
+    /// Recorded on `stream` after the operation.
     done: Arc<Event>,
 }
 
-/// This rank's pad, and the record into which this rank's kernels write the first wait that exceeded its deadline.
+/// This rank's pad. Also the record of its first wait that exceeded a deadline, which this rank's kernels write.
 #[derive(Debug)]
 pub(crate) struct OwnPad {
     pub(crate) memory: PeerMemory,
@@ -121,15 +123,15 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // Reuse the event of the last operation if all of `slots` have that event and no other slot has it: its
-        // reference count is the number of slots, plus one for the clone in `first`. Recording it again is correct,
-        // because this operation runs after the last one.
+        // Reuse the last operation's event if that operation was the last one on all of `slots` and on no other slot:
+        // the event's reference count is then the number of slots, plus one for the clone in `first`. To record it
+        // again is correct, because the new operation runs after the last one.
         let first = slots.first().and_then(|slot| last_operations.get(slot)).map(|last| last.done.clone());
         let reusable = first.filter(|event| {
-            let names = |slot| {
+            let has_event = |slot| {
                 last_operations.get(slot).is_some_and(|last: &LastOperation| Arc::ptr_eq(&last.done, event))
             };
-            slots.iter().all(names) && Arc::strong_count(event) == slots.len() + 1
+            slots.iter().all(has_event) && Arc::strong_count(event) == slots.len() + 1
         });
         let done = match reusable {
             Some(event) => event,
@@ -145,15 +147,15 @@ impl Pads {
 }
 
 impl Drop for Pads {
-    /// Waits for the enqueued operations, except for those of graphs. The deadline of each operation bounds its waits
-    /// for peers. Earlier work on the same streams must end first, and has no time limit.
+    /// Waits for the enqueued operations, except for those of graphs. Each operation waits for peers only until its
+    /// deadline. But earlier work on the same streams must end first, and has no time limit.
     fn drop(&mut self) {
         let last_operations = self.last_operations.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(driver) = last_operations.values().next().map(|last| last.stream.context().driver().clone())
         else {
             return;
         };
-        // If a capture is open, the waits below must neither invalidate the capture nor be refused because of it.
+        // If a capture is open, the waits below must not invalidate it, and the driver must not refuse them.
         let _relaxed = RelaxedCapture::enter(&driver);
         for last in last_operations.values() {
             // A broken context runs no more work, so errors are ignored.

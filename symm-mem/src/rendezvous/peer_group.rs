@@ -7,7 +7,8 @@ use cuda_driver::Context;
 use super::{GroupInfo, pads::Pads};
 use crate::{pool::Owner, sharing::Site};
 
-/// A group whose members map each other's memory. Owns this rank's signal pad and the mappings of the others' pads.
+/// A group whose members map each other's memory, as this rank sees it. Owns this rank's signal pad and the mappings of
+/// the others' pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
@@ -39,8 +40,8 @@ impl PeerGroup {
     }
 
     pub(super) fn pads(&self) -> &Pads {
-        // The members map the pads before other memory or together with it, so no `SymmetricMemory` exists without
-        // pads.
+        // The members map the pads before other memory or together with it. Only the groups of
+        // `Rendezvous::without_pads` have none, and nothing uses their pads.
         self.pads.get().expect("a group maps its pads first")
     }
 }

@@ -10,27 +10,31 @@ use super::{SymmetricMemory, pads::Slot};
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
 /// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad has
-/// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal at a time is in flight
-/// from one rank to another.
+/// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal from one rank to
+/// another is in flight at a time.
 ///
-/// A slot is a direction, a peer and a channel. Operations on one slot run in the order in which this rank enqueued
-/// them, even on different streams. Operations on different slots are independent. So an operation that waits for its
-/// peer delays only later operations on its slot or its stream. A barrier uses all slots of its channel. Captured
-/// operations are not ordered by slot: only their graph orders them.
+/// Captured operations are ordered by their graph alone. Other operations are ordered by slots. A slot is the
+/// combination of a direction (signals to the peer, or from it), a peer and a channel. Operations on one slot run in
+/// the order in which this rank enqueued them, even on different streams. Operations on different slots are
+/// independent. So an operation that waits for its peer delays only later operations on its slot or its stream. A
+/// barrier uses all slots of its channel.
 ///
-/// `deadline` limits each wait of an operation, from the start of the wait on the device.
-/// [`put_signal`](Self::put_signal) waits until the peer has consumed this rank's previous signal on the channel.
-/// [`wait_signal`](Self::wait_signal) waits for the peer's signal. [`barrier`](Self::barrier) waits for all peers at
-/// the same time, and for each of them first like `put_signal` and then like `wait_signal`. An operation that exceeds
-/// the deadline ends, and does not damage the context. [`check`](Self::check) then returns an error. From then on, the
-/// operations of this rank on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous):
-/// it has new pads.
+/// The argument `deadline` limits each wait of an operation, from the start of the wait on the device. The operations
+/// wait as follows:
+/// - [`put_signal`](Self::put_signal) waits until the peer has consumed this rank's previous signal on the channel.
+/// - [`wait_signal`](Self::wait_signal) waits for the peer's signal.
+/// - [`barrier`](Self::barrier) waits for all peers at the same time. For each of them, it first waits like
+///   `put_signal` and then like `wait_signal`.
+///
+/// An operation that exceeds the deadline ends, and does not damage the context. [`check`](Self::check) then returns an
+/// error. From then on, the operations of this rank on these pads do nothing. To signal again, create a new
+/// [`Rendezvous`](super::Rendezvous): it has new pads.
 impl SymmetricMemory {
-    /// Returns the parameter by which kernels reach the memory of all ranks. The array at [`Ranks::buffers`] has the
-    /// start address of each rank's allocation. The buffer begins [`offset`](Self::offset) bytes after this address.
-    /// The addresses in the parameter are valid until all clones of this value are dropped.
+    /// Returns a kernel parameter with the addresses of all ranks' memory. The array at [`Ranks::buffers`] has the
+    /// start address of each rank's allocation. A rank's buffer begins [`offset`](Self::offset) bytes after this
+    /// address. The addresses in the parameter are valid until all clones of this value are dropped.
     ///
-    /// A wait in a kernel lasts at most `deadline`, and at most 2^64 ns (584 years).
+    /// A wait in a kernel lasts at most `deadline`, or 2^64 ns (584 years) if that is shorter.
     #[must_use]
     pub fn ranks(&self, deadline: Duration) -> Ranks {
         let pads = self.group.pads();
@@ -46,8 +50,8 @@ impl SymmetricMemory {
         }
     }
 
-    /// Synchronizes all ranks on a channel. Writes that precede the barrier on a rank's stream are visible to all ranks
-    /// after the barrier.
+    /// Enqueues a barrier of all ranks on a channel. Writes before the barrier on a rank's stream are visible to all
+    /// ranks after the barrier.
     ///
     /// # Safety
     /// If a graph captures this call, the pads must stay allocated until every launch of the graph has ended. A clone
@@ -73,9 +77,9 @@ impl SymmetricMemory {
         })
     }
 
-    /// Signals `rank` on a channel. This rank's earlier writes on this stream are visible to `rank` after its
-    /// [`wait_signal`](Self::wait_signal). The operation first waits, on the stream, until `rank` has consumed this
-    /// rank's previous signal on the channel.
+    /// Enqueues a signal to `rank` on a channel. This rank's earlier writes on `stream` are visible to `rank` after the
+    /// [`wait_signal`](Self::wait_signal) by which `rank` consumes the signal. The operation first waits, on the
+    /// stream, until `rank` has consumed this rank's previous signal on the channel.
     ///
     /// # Safety
     /// As for [`barrier`](Self::barrier).
@@ -96,7 +100,7 @@ impl SymmetricMemory {
         })
     }
 
-    /// Waits, on the stream, for a signal of `rank` on a channel, and consumes it.
+    /// Makes `stream` wait for a signal of `rank` on a channel, and consume it.
     ///
     /// # Safety
     /// As for [`barrier`](Self::barrier).
@@ -141,7 +145,7 @@ impl SymmetricMemory {
     ) -> Result<(), KernelError> {
         let pads = self.group.pads();
         let kernels = pads.kernels(&self.group.context)?;
-        // With an invalid channel or peer, only call `launch`, which returns the error.
+        // For an invalid channel or peer, do not order by slots: `launch` returns the error.
         let world = self.world_size() as u32;
         let is_valid = channel < PadLayout::USER_CHANNELS && slots.iter().all(|(_, peer, _)| *peer < world);
         if is_valid { pads.enqueue(stream, slots, || launch(kernels)) } else { launch(kernels) }

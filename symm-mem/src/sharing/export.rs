@@ -6,7 +6,7 @@ use process_group::error_text;
 
 use super::Site;
 
-/// The handles by which ranks of other processes can open an allocation.
+/// The handles by which ranks of other processes can open an allocation. Each variant is one kind of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handle {
     /// Memory of `cuMemAlloc`.
@@ -14,14 +14,14 @@ pub enum Handle {
         /// The legacy IPC handle, of 64 bytes.
         handle: Vec<u8>,
     },
-    /// Virtual memory.
+    /// Virtual memory, of `cuMemCreate`.
     Virtual {
         /// True if the memory can be exported as a file descriptor.
         descriptor: bool,
         /// The fabric handle, if there is one.
         fabric: Option<Vec<u8>>,
     },
-    /// Memory of the host, which can be exported as a file descriptor.
+    /// Memory of the host. It can always be exported as a file descriptor.
     Host,
     /// Memory of another kind of device ([`ForeignMemory`](super::ForeignMemory)).
     Foreign {
@@ -49,12 +49,12 @@ impl Handle {
     /// Returns the handles of virtual memory. Exports the fabric handle, if the memory has one. Exports no file
     /// descriptor: [`Shareable::descriptor`](super::Shareable::descriptor) does that.
     pub(super) fn of(physical: &PhysicalMemory) -> Result<Self, String> {
-        let kinds = physical.handle_types();
-        let fabric = match kinds.contains(HandleTypes::FABRIC) {
+        let types = physical.handle_types();
+        let fabric = match types.contains(HandleTypes::FABRIC) {
             true => Some(physical.export_fabric().map_err(|error| error_text(&error))?.0.to_vec()),
             false => None,
         };
-        Ok(Self::Virtual { descriptor: kinds.contains(HandleTypes::POSIX_FD), fabric })
+        Ok(Self::Virtual { descriptor: types.contains(HandleTypes::POSIX_FD), fabric })
     }
 
     /// Returns whether peers can get a file descriptor of the memory.
@@ -71,7 +71,7 @@ impl Handle {
         matches!(self, Self::Virtual { fabric: Some(_), .. } | Self::Foreign { handle: Some(_), .. })
     }
 
-    /// The kind of device of foreign memory. `None` for all other memory.
+    /// The kind of device, if this is foreign memory. `None` for all other memory.
     pub(crate) fn foreign_kind(&self) -> Option<&str> {
         match self {
             Self::Foreign { kind, .. } => Some(kind),
@@ -79,8 +79,8 @@ impl Handle {
         }
     }
 
-    /// Returns whether a rank at site `to` can open memory of a rank at site `from`: by these handles, or inside one
-    /// process without a handle. Does not consider whether the device of `to` can access the memory.
+    /// Returns whether a rank at site `to` can open memory of a rank at site `from`, if the memory has these handles.
+    /// Ranks of one process need no handle. Does not consider whether the device of `to` can access the memory.
     pub(crate) fn can_be_opened(&self, from: &Site, to: &Site) -> bool {
         let same_host = from.host == to.host;
         match self {
@@ -117,7 +117,7 @@ impl Handle {
 pub struct Export {
     /// The length of the whole allocation in bytes. Peers open all of it.
     pub bytes: u64,
-    /// The handles by which ranks of other processes can open it.
+    /// The handles by which ranks of other processes can open the allocation.
     pub handle: Handle,
     /// The token with which other ranks of the same process find the allocation in the registry of the process.
     pub token: u64,

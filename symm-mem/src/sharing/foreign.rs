@@ -14,15 +14,18 @@ use cuda_driver::DevicePtr;
 pub type ForeignError = Box<dyn Error + Send + Sync>;
 
 /// This rank's memory on a device that the CUDA driver does not manage.
-/// [`PeerMemory::from_foreign`](crate::rendezvous::PeerMemory::from_foreign) makes memory for a rendezvous out of it.
+/// [`PeerMemory::from_foreign`](crate::rendezvous::PeerMemory::from_foreign) makes memory for a
+/// [rendezvous](crate::rendezvous) out of it.
 ///
 /// This crate passes handles and addresses on, and never accesses the memory.
 ///
 /// Other ranks of the same process access the memory at the same address, [`ptr`](Self::ptr), and keep this value
-/// alive. A rank of another process opens the memory by a file descriptor (same host only) or a handle (any host). For
-/// this, the rendezvous on the opening rank calls [`open`](Self::open) on that rank's own `ForeignMemory` of the same
-/// [`kind`](Self::kind), with the descriptor and the handle of this memory as the argument. If a rendezvous has ranks
-/// in several processes, the memory of each rank needs a descriptor or a handle.
+/// alive.
+///
+/// A rank of another process opens the memory by a file descriptor (same host only) or a handle (any host). The opening
+/// rank has its own `ForeignMemory` of the same [`kind`](Self::kind). The rendezvous calls [`open`](Self::open) on it,
+/// with the descriptor and the handle of this memory as the argument. If a rendezvous has ranks in several processes,
+/// the memory of each rank needs a descriptor or a handle.
 ///
 /// [`kind`](Self::kind), [`ptr`](Self::ptr), [`bytes`](Self::bytes) and [`has_descriptor`](Self::has_descriptor) must
 /// return the same value in every call, and must not block.
@@ -122,11 +125,12 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     /// [`kind`](Self::kind) as this memory. The descriptor and the handle come from that process, so check them.
     ///
     /// # Errors
-    /// The reason why the memory cannot be opened. All ranks get it, with the number of this rank.
+    /// The reason why the memory cannot be opened. All ranks get the text, with the number of this rank.
     fn open(&self, peer: &PeerHandle<'_>) -> Result<Box<dyn OpenedMemory>, ForeignError>;
 }
 
-/// The memory of a rank in another process, for [`ForeignMemory::open`]. It has a descriptor, a handle, or both.
+/// The argument of [`ForeignMemory::open`]: the memory of a rank in another process. It has a descriptor, a handle, or
+/// both.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PeerHandle<'a> {
@@ -138,18 +142,19 @@ pub struct PeerHandle<'a> {
     pub handle: Option<&'a [u8]>,
 }
 
-/// A peer's memory that is open on this rank. Dropping the value closes the memory.
+/// A peer's memory that [`ForeignMemory::open`] has opened on this rank. Dropping the value closes the memory.
 ///
-/// Two values of this rank hold references to it: the [`PeerMemory`](crate::rendezvous::PeerMemory) with which the rank
-/// called the rendezvous, and the [`SymmetricMemory`](crate::rendezvous::SymmetricMemory) that the rendezvous returned.
-/// The opened memory is dropped on the thread that drops the last reference.
+/// Two values of this rank keep the opened memory alive: the [`PeerMemory`](crate::rendezvous::PeerMemory) with which
+/// the rank called the rendezvous, and the [`SymmetricMemory`](crate::rendezvous::SymmetricMemory) that the rendezvous
+/// returned. The opened memory is dropped on the thread that drops the last of these values.
 pub trait OpenedMemory: fmt::Debug + Send + Sync {
     /// The address of the first byte on this rank. It must be the same in every call, and stay valid until this value
     /// is dropped.
     fn ptr(&self) -> DevicePtr;
 }
 
-/// Used for the memory of another rank of this process, which needs no opening: its address is valid here too.
+/// For the memory of another rank of this process. The memory needs no opening, because its address is valid on this
+/// rank too.
 impl OpenedMemory for Arc<dyn ForeignMemory> {
     fn ptr(&self) -> DevicePtr {
         (**self).ptr()

@@ -15,10 +15,10 @@ use process_group::{error_text, link::SharedMemory};
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     device: DevicePtr,
-    /// Declared before `memory`, because it must be dropped first.
+    /// Declared before `memory`, so that the registration is dropped before the memory is unmapped.
     _registration: RegisteredMemory<'static>,
     memory: SharedMemory,
-    /// Other processes open the memory by this descriptor. `None` for memory that another process has created.
+    /// The descriptor by which other processes open the memory. `None` for memory that another process has created.
     descriptor: Option<OwnedFd>,
 }
 

@@ -27,7 +27,7 @@ pub(super) fn find(token: u64) -> Option<Shareable> {
     lock(&MEMORY).get(&token).cloned()
 }
 
-/// The registration of memory. Dropping it removes the memory from the registry.
+/// A registration of memory. Dropping the value removes the memory from the registry.
 pub(super) struct LocalToken {
     pub(super) token: u64,
 }
@@ -35,7 +35,7 @@ pub(super) struct LocalToken {
 impl Drop for LocalToken {
     fn drop(&mut self) {
         let removed = lock(&MEMORY).remove(&self.token);
-        // The registry is unlocked here, because the drop of the memory may use it.
+        // Drop the memory only now that the registry is unlocked, because its drop may use the registry.
         drop(removed);
     }
 }

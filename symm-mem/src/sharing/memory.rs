@@ -14,7 +14,9 @@ use super::{ForeignMemory, Handle, HostMemory, OpenedMemory};
 /// A whole allocation of a rank of this process. Clones share the allocation and keep it alive.
 #[derive(Debug, Clone)]
 pub(crate) enum Shareable {
+    /// Memory of `cuMemCreate`.
     Virtual(PhysicalMemory),
+    /// Memory of `cuMemAlloc`.
     Plain(PlainMemory),
     Host(Arc<HostMemory>),
     Foreign(Arc<dyn ForeignMemory>),
@@ -42,7 +44,7 @@ impl PlainMemory {
 }
 
 impl Shareable {
-    /// Exports the [`Handle`] that this rank posts for its peers.
+    /// Exports the handles, which this rank posts for its peers.
     pub(super) fn handle(&self) -> Result<Handle, String> {
         match self {
             Self::Virtual(physical) => Handle::of(physical),
@@ -77,10 +79,12 @@ impl Shareable {
     }
 }
 
-/// A peer's allocation that is open here. Dropping it closes the allocation.
+/// A peer's allocation that is open on this rank. Dropping the value closes the allocation.
 #[derive(Debug)]
 pub(crate) enum Imported {
+    /// Memory of `cuMemCreate`.
     Mapped(Mapping),
+    /// Memory of `cuMemAlloc` that belongs to a rank of another process.
     Legacy(ImportedMemory),
     /// Memory of `cuMemAlloc` that belongs to another rank of this process.
     Local(PlainMemory),

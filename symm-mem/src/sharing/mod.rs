@@ -1,18 +1,19 @@
 //! Sharing of memory between ranks. All handles pass between ranks through this module.
 //!
-//! A rank posts its [`Site`] and its [`Export`]s in its record, the message with which it enters an agreement. Once the
-//! members agree, each of them opens the exports of the others. Ranks of one process find each other's memory in a
-//! registry of the process. Other ranks of one host get a file descriptor over [`process_group::link`], if the memory
-//! can be exported as one. In all other cases, a rank opens the memory by a handle in the record: a legacy IPC handle
-//! (same host only), a fabric handle, or the handle of another kind of device.
+//! A rank posts its [`Site`] (its location) and its [`Export`]s (descriptions of its shared memory) in its record, the
+//! message with which it enters an agreement. Once the members agree, each of them opens the exports of the others.
+//! Ranks of one process find each other's memory in a registry of the process. Other ranks of one host get a file
+//! descriptor over [`process_group::link`], if the memory can be exported as one. In all other cases, a rank opens the
+//! memory by a handle in the record: a legacy IPC handle (`cuIpcGetMemHandle`, same host only), a fabric handle, or the
+//! handle of another kind of device.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `site`, `export` | the data that a rank posts in its record: its location, and the handles of its memory |
 //! | `host` | host memory that several processes of the host can share |
 //! | `foreign` | memory of other kinds of devices, which other crates implement |
-//! | `memory` | memory that a rank can share, and a peer's memory that is open here |
-//! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |
+//! | `memory` | memory that a rank can share, and a peer's memory that is open on this rank |
+//! | `offer` | this rank's memory while peers can open it, and the transfer of file descriptors |
 //! | `open` | opens the peers' memory |
 //! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
 //! | `local_registry` | the registry in which ranks of one process find each other's memory |

@@ -1,4 +1,5 @@
-//! This rank's exports, and the transfer of file descriptors between the processes of a host.
+//! The memory that this rank offers to the other members of an agreement, and the transfer of file descriptors between
+//! the processes of a host.
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ pub(super) const HELLO: Tag = Tag(*b"helo");
 /// Tag of a message that carries the file descriptor of memory.
 pub(super) const MEMORY: Tag = Tag(*b"memo");
 
-/// A member of an agreement, with the data that the transport of handles needs.
+/// A member of an agreement: its rank, its location, and the memory that it shares.
 #[derive(Debug, Clone)]
 pub(crate) struct Party<'a> {
     pub(crate) rank: u32,
@@ -32,7 +33,7 @@ pub(crate) struct Party<'a> {
     pub(crate) exports: Vec<&'a Export>,
 }
 
-/// Memory of this rank that the others can open until this value is dropped.
+/// Allocations of this rank that the other members can open until this value is dropped.
 pub(crate) struct Offer {
     listener: Listener,
     exported: Vec<ExportedMemory>,
@@ -40,8 +41,8 @@ pub(crate) struct Offer {
 
 struct ExportedMemory {
     memory: Shareable,
-    /// The file descriptor of the memory. `None` if the memory has none. Also `None` after [`Offer::export_later`]:
-    /// [`Offer::exchange_descriptors`] then exports a descriptor for each peer.
+    /// The file descriptor of the memory. `None` if the memory cannot be exported as one. Also `None` after
+    /// [`Offer::export_later`]: [`Offer::exchange_descriptors`] then exports a new descriptor for each peer.
     descriptor: Option<OwnedFd>,
     _local: LocalToken,
 }
@@ -53,7 +54,8 @@ impl Offer {
         Ok(Self { listener, exported: Vec::new() })
     }
 
-    /// Appends memory of `bytes` bytes to this rank's exports. Also exports its file descriptor, if it has one.
+    /// Adds memory of `bytes` bytes to the offer. Also exports the memory's file descriptor, if it has one. Returns the
+    /// description for this rank's record.
     pub(crate) fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
         let export = self.export_later(memory, bytes)?;
         if let (true, Some(last)) = (export.handle.has_descriptor(), self.exported.last_mut()) {
@@ -83,11 +85,11 @@ impl Offer {
     }
 
     /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
-    /// keys of the result are the indices of the owner in `parties`, and of the export among its exports. On failure,
-    /// returns the outcome that this rank posts.
+    /// key of each is a pair: the index of the owner in `parties`, and the index of the export among the owner's
+    /// exports. On failure, returns the outcome that this rank posts.
     ///
     /// `own` is the index of this rank in `parties`. `wanted(from, to)` returns the exports of member `from` that
-    /// member `to` opens, as indices into the exports of `from`. Both arguments are indices into `parties`.
+    /// member `to` opens, as indices into the exports of `from`. `from` and `to` are indices into `parties`.
     pub(super) fn exchange_descriptors(
         &self,
         own: usize,
@@ -104,8 +106,8 @@ impl Offer {
         let mut received = HashMap::new();
         let is_peer = |at: &usize| *at != own && !(sent(own, *at).is_empty() && sent(*at, own).is_empty());
         let peers: Vec<usize> = (0..parties.len()).filter(is_peer).collect();
-        // Each rank visits its peers in ascending order of their indices. In each pair, the rank with the lower index
-        // sends first. This avoids a deadlock.
+        // Each rank exchanges descriptors with its peers in ascending order of their indices. In each pair of ranks,
+        // the rank with the lower index sends first. This avoids a deadlock.
         let connected = self.connect(own, parties, &peers, rank, deadline)?;
         for Peer { link, .. } in &connected {
             let at = link.place() as usize;
@@ -173,8 +175,8 @@ impl Offer {
 }
 
 /// Returns the exports whose file descriptors member `from` sends to member `to`, as indices into the exports of
-/// `from`: those that `to` opens by a file descriptor. There are none if the members run on different hosts, or in one
-/// process.
+/// `from`: the exports that `to` wants and that have a descriptor. Empty if the members run on different hosts, or in
+/// one process.
 fn sent_exports(
     parties: &[Party<'_>],
     wanted: &impl Fn(usize, usize) -> Vec<usize>,
@@ -190,8 +192,8 @@ fn sent_exports(
     sent
 }
 
-/// Converts an error of a [link exchange](process_group::link::exchange) to the outcome that this rank posts. `rank`
-/// converts an index of a party to its rank.
+/// Converts an error of a [link](process_group::link) to the outcome that this rank posts. `rank` converts an index of
+/// a party to its rank.
 fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> OpeningOutcome {
     match error {
         LinkError::Gone { place, .. } => OpeningOutcome::Alone { gone: vec![rank(place)] },

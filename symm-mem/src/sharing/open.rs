@@ -18,7 +18,8 @@ use super::{
     local_registry, map,
 };
 
-/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants.
+/// Exchanges file descriptors with the other members, and opens those exports of the others that `wanted` selects for
+/// this rank.
 ///
 /// - `own` is the index of this rank in `parties`. The arguments `from`, `to` and `party` below are such indices too.
 /// - `wanted(from, to)` returns the exports of member `from` that member `to` opens, as indices into the exports of
@@ -26,8 +27,8 @@ use super::{
 /// - `name(party, export)` describes an export for error messages. `export` is an index into the exports of `party`.
 /// - `deadline` limits the exchange of file descriptors.
 ///
-/// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
-/// rank posts.
+/// Returns the opened memory. The key of each is a pair: the index of the party, and the index of the export among its
+/// exports. On failure, returns the outcome that this rank posts.
 pub(crate) fn open(
     context: &Context,
     offer: &Offer,
@@ -39,17 +40,17 @@ pub(crate) fn open(
 ) -> Result<HashMap<(usize, usize), Imported>, OpeningOutcome> {
     let mut descriptors = offer.exchange_descriptors(own, parties, &wanted, deadline)?;
     let mut opened = HashMap::new();
-    for (at, peer) in parties.iter().enumerate().filter(|(at, _)| *at != own) {
-        for number in wanted(at, own) {
-            let Some(export) = peer.exports.get(number) else { continue };
+    for (owner, peer) in parties.iter().enumerate().filter(|(owner, _)| *owner != own) {
+        for index in wanted(owner, own) {
+            let Some(export) = peer.exports.get(index) else { continue };
             let imported = match peer.site.shares_process(parties[own].site) {
                 true => open_local(context, export),
-                false => open_remote(context, offer, export, descriptors.remove(&(at, number))),
+                false => open_remote(context, offer, export, descriptors.remove(&(owner, index))),
             };
             let imported = imported.map_err(|problem| OpeningOutcome::Failed {
-                cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
+                cause: format!("{} of rank {}: {problem}", name(owner, index), peer.rank),
             })?;
-            opened.insert((at, number), imported);
+            opened.insert((owner, index), imported);
         }
     }
     Ok(opened)
@@ -107,8 +108,8 @@ fn mapped(context: &Context, physical: &PhysicalMemory, export: &Export) -> Resu
     map(context, physical, bytes_of(export)?).map(Imported::Mapped).map_err(|error| error_text(&error))
 }
 
-/// Opens a peer's foreign memory: calls [`ForeignMemory::open`](super::ForeignMemory::open) on this rank's own memory
-/// of the same kind (the first one that this rank shares), with the peer's descriptor and handle as the argument.
+/// Opens a peer's foreign memory, by [`ForeignMemory::open`](super::ForeignMemory::open) of the first memory of this
+/// kind that this rank shares itself. The peer's descriptor and handle are the argument.
 fn foreign(
     offer: &Offer,
     kind: &str,
@@ -155,9 +156,9 @@ mod tests {
         },
     };
 
-    /// Returns the error of rank 0 if rank 1 exports `handle`, but then sends a file descriptor of `/dev/null` with
-    /// `tag`.
-    fn told_of(tag: Tag, handle: Handle) -> String {
+    /// Returns the error that rank 0 gets when rank 1 exports `handle`, but then sends a file descriptor of `/dev/null`
+    /// with `tag`.
+    fn error_of(tag: Tag, handle: Handle) -> String {
         let _turn = turn();
         let world = World::builder().devices(1).start().unwrap();
         // SAFETY: the functions belong to `world`, which outlives the driver and all of its objects.
@@ -195,12 +196,12 @@ mod tests {
 
     #[test]
     fn what_is_no_memory_is_not_opened() {
-        let cause = told_of(MEMORY, Handle::DESCRIPTOR);
+        let cause = error_of(MEMORY, Handle::DESCRIPTOR);
         assert!(cause.contains("allocation 0 of rank 1") && cause.contains("cuMemImport"), "{cause}");
-        let cause = told_of(Tag(*b"else"), Handle::DESCRIPTOR);
+        let cause = error_of(Tag(*b"else"), Handle::DESCRIPTOR);
         assert!(cause.contains("rank 1") && cause.contains("expected"), "{cause}");
         let foreign = Handle::Foreign { kind: "host".to_owned(), descriptor: true, handle: None };
-        let cause = told_of(MEMORY, foreign);
+        let cause = error_of(MEMORY, foreign);
         assert!(cause.contains("allocation 0 of rank 1: this rank shares no \"host\" memory"), "{cause}");
     }
 }

@@ -1,8 +1,8 @@
-//! The common part of the agreements in which members open each other's memory: a commit, a
-//! [rendezvous](crate::rendezvous::protocol), an [exchange](crate::exchange::protocol), and the agreement in which
-//! [`direct`](crate::direct) shares its flag pages. After the decision, each member opens the memory that the others
-//! share, and posts an [`OpeningOutcome`]. The members then judge all outcomes: either all members keep the opened
-//! memory, or none does.
+//! The common part of the agreements in which members open each other's memory: a
+//! [commit](crate::SymmetricPool::commit), a [rendezvous](crate::rendezvous::protocol), an
+//! [exchange](crate::exchange::protocol), and the agreement in which [`direct`](crate::direct) shares its flag pages.
+//! After the members have decided to go on, each of them opens the memory that the others share, and posts an
+//! [`OpeningOutcome`]. The members then judge all outcomes: either all members keep the opened memory, or none does.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -59,7 +59,7 @@ pub(crate) enum OpeningFailure {
 }
 
 impl OpeningFailure {
-    /// Returns the rank to name as the cause, and a description of its failure.
+    /// Returns the rank that error messages name as the cause, and a description of its failure.
     pub(crate) fn cause(self) -> (u32, String) {
         let (missing, noticed) = match self {
             Self::Failed { rank, cause } => return (rank, cause),
@@ -74,7 +74,7 @@ impl OpeningFailure {
 }
 
 /// Implements conversions to the type `$refusal`: from `OpeningFailure`, and from the failure of an agreement. Also
-/// implements its method `is_of_the_missing`. `$refusal` is the type of the refusals of a rendezvous or of an exchange.
+/// implements the method `is_of_the_missing` of `$refusal`. `$refusal` is `RendezvousRefusal` or `ExchangeRefusal`.
 /// `$timeout` and `$failed` are the variants that have different names in these two types.
 macro_rules! sharing_refusal {
     ($refusal:ident, $timeout:ident, $failed:ident) => {
@@ -123,7 +123,8 @@ pub(crate) use sharing_refusal;
 
 /// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not depend
 /// on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes precedence
-/// over [`OpeningOutcome::Alone`], because a rank that posts `Alone` usually waited for the missing rank.
+/// over [`OpeningOutcome::Alone`], because a rank that posts `Alone` usually waited for a rank whose outcome is
+/// missing.
 pub(crate) fn judge(reports: &[(u32, Report<OpeningOutcome>)]) -> Option<OpeningFailure> {
     let mut reports: Vec<&(u32, Report<OpeningOutcome>)> = reports.iter().collect();
     reports.sort_by_key(|(rank, _)| *rank);
@@ -139,8 +140,8 @@ pub(crate) fn judge(reports: &[(u32, Report<OpeningOutcome>)]) -> Option<Opening
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
     let noticed = ranks_that(|report| matches!(report, Report::Outcome(OpeningOutcome::Alone { .. })));
-    // A rank that exits after it has posted its outcome is not missing. But a member that has not opened this rank's
-    // memory yet posts [`OpeningOutcome::Alone`] with the number of this rank.
+    // A rank that exits after it has posted its outcome is not in `missing`. But a member that has not opened the
+    // memory of that rank yet posts [`OpeningOutcome::Alone`] and names that rank.
     let gone = reports.iter().filter_map(|(_, report)| match report {
         Report::Outcome(OpeningOutcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

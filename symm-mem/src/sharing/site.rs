@@ -10,7 +10,7 @@ use bootstrap::wire::wire_struct;
 use cuda_driver::{Context, uuid_text};
 use process_group::link;
 
-/// A device's UUID, in two halves. It is the same in every process.
+/// A device's UUID, in two halves. A device has the same UUID in every process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uuid {
     /// The first 8 bytes, as a little-endian number.
@@ -56,7 +56,7 @@ pub struct Site {
 wire_struct!(Site { host, process, device, unreachable, endpoint });
 
 impl Site {
-    /// The site of a rank whose device is that of `context`, without an endpoint.
+    /// The site of a rank of this process whose device is that of `context`, without an endpoint.
     pub(crate) fn of(context: &Context) -> cuda_driver::Result<Self> {
         let device = context.device();
         let mut unreachable = Vec::new();
@@ -86,8 +86,8 @@ impl Site {
         (self.host, self.process) == (other.host, other.process)
     }
 
-    /// Returns false if it is known that the device of this rank cannot access the device of `other`. If this rank's
-    /// process does not see that device, nothing is known about it, and the result is true.
+    /// Returns false if the device of the rank at this site is known to be unable to access the device of `other`.
+    /// Returns true if nothing is known, because the process at this site does not see that device.
     pub(crate) fn can_access(&self, other: &Self) -> bool {
         !self.unreachable.contains(&other.device)
     }

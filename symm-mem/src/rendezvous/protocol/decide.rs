@@ -12,13 +12,16 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// The checks, in this order:
 /// 1. All records have the same `group`, `members`, `generation`, `number` and `shared_devices`.
 /// 2. Every rank is ready.
-/// 3. The ranks' memory is on the same kind of device.
+/// 3. Either no rank's memory is foreign ([`ForeignMemory`](crate::sharing::ForeignMemory)), or all of it is, with the
+///    same kind of device.
 /// 4. The ranks' memory has the same [`Subject`](super::Subject). Their buffers have the same size, their allocations
 ///    have the same size, and the offsets of the buffers in the allocations are equal.
 /// 5. The ranks have different devices, unless they may share a device.
-/// 6. Every rank can open the memory of all others: all ranks are in one process, or all are on one host and have file
-///    descriptors, or all have handles that work on every host.
-/// 7. The devices can access each other.
+/// 6. Every rank can open the memory of all others, in one of these ways:
+///    - All ranks are in one process.
+///    - All ranks are on one host, and all memory has file descriptors.
+///    - All memory has handles that work on every host.
+/// 7. No device is known to be unable to access the device of another rank.
 ///
 /// Returns one of these decisions:
 /// - `Refused` if a check fails. The first check that fails determines the refusal.
@@ -123,13 +126,13 @@ fn unshareable(records: &[RendezvousRecord]) -> Option<RendezvousRefusal> {
     }
     let hosts = differs(records, |record| record.site.host);
     let descriptors = records.iter().all(|record| record.export.handle.has_descriptor());
-    let anywhere = records.iter().filter(|record| record.export.handle.opens_on_any_host()).count();
-    // A handle type counts only if all members have it.
-    if anywhere == records.len() || (descriptors && hosts.is_none()) {
+    let opens_anywhere = records.iter().filter(|record| record.export.handle.opens_on_any_host()).count();
+    // A type of handle is enough only if the memory of all members has it.
+    if opens_anywhere == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }
     Some(match hosts {
-        Some(hosts) if descriptors && anywhere == 0 => RendezvousRefusal::HostsApart { hosts },
+        Some(hosts) if descriptors && opens_anywhere == 0 => RendezvousRefusal::HostsApart { hosts },
         _ => RendezvousRefusal::HandleKindMismatch { kinds: handle_names(records) },
     })
 }

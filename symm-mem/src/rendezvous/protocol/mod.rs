@@ -1,4 +1,5 @@
-//! The rendezvous protocol without I/O: the members of a group agree to map each other's memory.
+//! The protocol of a [rendezvous](crate::rendezvous), without I/O: the members of a group agree to map each other's
+//! memory.
 //!
 //! - [`RendezvousRecord`]: the message of a rank, which describes its buffer, its device, and the handles of its
 //!   memory.
@@ -7,7 +8,8 @@
 //!   rank, or members have different lists of members.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
-//! mapped the memory: an earlier one, if all members still have its mappings, or else the current one.
+//! mapped the memory. This is an earlier rendezvous if all members still have its mappings, and otherwise the current
+//! one.
 
 mod decide;
 mod record;
@@ -55,7 +57,7 @@ impl Protocol for RendezvousProtocol {
         reports: &[(u32, Report<OpeningOutcome>)],
     ) -> RendezvousDecision {
         match sharing::judge(reports) {
-            // `decide` refuses records with different numbers, so the number of any record is right.
+            // `decide` refuses records with different numbers, so all records here have the same number.
             None => RendezvousDecision::Agreed { agreed: records.first().map_or(0, |record| record.number) },
             Some(failure) => RendezvousDecision::Refused { refusal: failure.into() },
         }

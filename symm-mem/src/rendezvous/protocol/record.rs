@@ -1,4 +1,4 @@
-//! The message of a rank to the others before anything is mapped.
+//! [`RendezvousRecord`]: the message that a rank posts for the others, before any of them maps memory.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Whether a rank can take part now, and if not, why.
+/// Whether a rank can take part in the rendezvous, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SharingReadiness {
     /// The rank can take part.
@@ -69,7 +69,7 @@ pub enum SharingReadiness {
 }
 wire_enum!(SharingReadiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } });
 
-/// The message of a rank to the others.
+/// The message that a rank posts for the other members of a rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RendezvousRecord {
     /// The group.
@@ -77,8 +77,8 @@ pub struct RendezvousRecord {
     /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) object for the
     /// group, including the one that sends this record.
     pub generation: u64,
-    /// The number of calls that this rank made before with the same `Rendezvous` object: 0 for the first call, in which
-    /// the members map their signal pads.
+    /// The number of rendezvous of the same `Rendezvous` object before this one. In rendezvous 0, the members map their
+    /// signal pads, if the object has pads.
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,
@@ -94,8 +94,8 @@ pub struct RendezvousRecord {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The mapping of the peers' memory that this rank already has for this allocation: the `number` of the rendezvous
-    /// that made it. `None` if this rank has no such mapping.
+    /// The `number` of the rendezvous that made the mapping which this rank still has for this allocation. `None` if
+    /// this rank has no such mapping.
     pub mapped: Option<u64>,
     /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,
@@ -119,9 +119,8 @@ wire_struct!(RendezvousRecord {
 });
 
 /// Returns the prefix of the store keys of a rendezvous. Later agreements about the memory that the rendezvous maps use
-/// the same prefix. `generation` and `number` are the fields of the [`RendezvousRecord`]. Both numbers count collective
-/// calls, which all members make equally often. So all members get the same prefix, although each of them counts only
-/// its own calls.
+/// the same prefix. `generation` and `number` are the fields of the [`RendezvousRecord`]. Each member counts both on
+/// its own. But they count collective calls, which all members make equally often, so all members get the same prefix.
 pub(crate) fn prefix(group: GroupId, generation: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{generation}/{number}", group.uid, group.epoch)
 }

@@ -8,8 +8,8 @@ use crate::{
     sharing::{Uuid, sharing_refusal},
 };
 
-/// The reason why a rendezvous failed. Mappings that the failed rendezvous made are removed, and mappings of earlier
-/// ones stay. The members can call `rendezvous` again.
+/// The reason why a rendezvous failed. The mappings that it had made are removed. Mappings of earlier rendezvous stay.
+/// The members can call `rendezvous` again.
 ///
 /// All members get the same value, except in the following cases. In these, it is possible that only this rank gets the
 /// refusal, and that the others have mapped their memory:
@@ -27,8 +27,8 @@ pub enum RendezvousRefusal {
         describe_circle(circle)
     )]
     RendezvousTimeout {
-        /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the group's
-        /// order instead.
+        /// The missing ranks, ascending. In the group's order instead if a circular wait was found by a rank that waits
+        /// in another agreement.
         missing: Vec<u32>,
         /// How long the member that reported the timeout had waited, in milliseconds.
         waited_ms: u64,
@@ -53,8 +53,8 @@ pub enum RendezvousRefusal {
         versions: ValuesByRank<u16>,
     },
     /// Ranks differ in the group's id or members, in the number of [`Rendezvous`](crate::rendezvous::Rendezvous)
-    /// objects that they have created for the group, in the number of earlier calls with that object, or in the option
-    /// [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices).
+    /// objects that they have created for the group, in the number of earlier rendezvous of the current object, or in
+    /// the option [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices).
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
         /// The property that differs.
@@ -152,7 +152,7 @@ pub enum RendezvousRefusal {
         cause: String,
     },
     /// One of these happened:
-    /// - Ranks stopped taking part after all had posted their records, for example because their processes ended.
+    /// - Ranks stopped taking part after all ranks had posted their records, for example because their processes ended.
     /// - The group ended during the agreement. `missing` is the rank that ended the group or, if the group's error
     ///   names no rank, the rank that reported the end.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
@@ -160,7 +160,8 @@ pub enum RendezvousRefusal {
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that posted no outcome, ascending. If every rank posted one, the ranks that others found gone.
+        /// The ranks that did not report success or failure, ascending. If every rank reported: the ranks that others
+        /// found gone.
         missing: Vec<u32>,
         /// The ranks whose wait for another rank timed out, or that found another rank gone.
         noticed: Vec<u32>,
@@ -193,18 +194,23 @@ fn describe_subjects(subjects: &ValuesByRank<Subject>) -> String {
         Subject::Pool { pool, ordinal, log } => Some((pool, ordinal, log)),
         _ => None,
     };
-    let places: Option<Vec<_>> = subjects.entries.iter().map(|entry| in_pool(&entry.value)).collect();
-    let places = places.unwrap_or_default();
-    let of_pool = |say: &dyn Fn(u32, LogPoint) -> String| {
-        subjects.describe(|subject| in_pool(subject).map_or_else(String::new, |(_, at, log)| say(at, log)))
+    // Empty unless all ranks have memory of a pool.
+    let segments: Option<Vec<_>> = subjects.entries.iter().map(|entry| in_pool(&entry.value)).collect();
+    let segments = segments.unwrap_or_default();
+    let by_rank = |describe: &dyn Fn(u32, LogPoint) -> String| {
+        subjects.describe(|subject| {
+            in_pool(subject).map_or_else(String::new, |(_, ordinal, log)| describe(ordinal, log))
+        })
     };
-    match places.first() {
-        Some(&(pool, ordinal, _)) if places.iter().all(|place| (place.0, place.1) == (pool, ordinal)) => {
-            let logs = of_pool(&|_, log| format!("after {log}"));
+    match segments.first() {
+        Some(&(pool, ordinal, _))
+            if segments.iter().all(|segment| (segment.0, segment.1) == (pool, ordinal)) =>
+        {
+            let logs = by_rank(&|_, log| format!("after {log}"));
             format!("segment {ordinal} of {pool}, made by different allocations ({logs})")
         }
-        Some(&(pool, ..)) if places.iter().all(|place| place.0 == pool) => {
-            let segments = of_pool(&|ordinal, log| format!("segment {ordinal}, made after {log}"));
+        Some(&(pool, ..)) if segments.iter().all(|segment| segment.0 == pool) => {
+            let segments = by_rank(&|ordinal, log| format!("segment {ordinal}, made after {log}"));
             format!("different segments of {pool} ({segments})")
         }
         _ => format!("different memory ({})", subjects.describe(Subject::to_string)),
