@@ -1,4 +1,4 @@
-//! Domains: sets of ranks that promise the same sequence of allocations.
+//! Domains: sets of ranks that promise to make the same requests of their [symmetric pools](crate::SymmetricPool).
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -15,17 +15,17 @@ use process_group::{
 
 use crate::agreement::{PoolId, meeting_id::generation_key};
 
-/// The ranks that promise to make the same requests of the domain's pools in the same order, and the store that they
-/// use to agree.
+/// The ranks that promise to make the same requests of the domain's [pools](crate::SymmetricPool) in the same order,
+/// and the store over which they reach agreements.
 ///
-/// A pool of a domain can be committed for every group inside the domain. If several groups share a pool, the domain
-/// must contain the union of these groups, usually the world. If the domain contains only one group's ranks, its pools
-/// can be committed for that group and its subgroups.
+/// A pool of a domain can be [committed](crate::SymmetricPool::commit) for every group inside the domain. If several
+/// groups share a pool, the domain must contain the union of these groups, usually the world. If the domain contains
+/// only one group's ranks, its pools can be committed for that group and its subgroups.
 ///
-/// Every rank creates the domain itself, and all ranks must create the same number of domains under one `uid`. A
-/// domain's *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks
-/// agree only with ranks of the same generation. A commit that waits in vain for ranks of another generation ends with
-/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+/// Every rank creates the domain itself. `uid` is the domain's number. All ranks must create the same number of domains
+/// under one `uid`. A domain's *generation* is the number of domains that the rank has created under this `uid`,
+/// including this one. Ranks agree only with ranks of the same generation. A commit that waits in vain for ranks of
+/// another generation ends with [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
 /// A process must have the same rank in all domains of one store: its rank in the job. Otherwise the ranks cannot
 /// detect that they wait for each other in agreements of different pools.
@@ -38,9 +38,11 @@ struct DomainState {
     store: Arc<dyn Store>,
     uid: u64,
     generation: u64,
+    /// The random number of this generation, equal on all ranks.
     instance: u64,
     rank: u32,
     ranks: Vec<u32>,
+    /// The number of pools made so far.
     pools: AtomicU32,
 }
 
@@ -53,7 +55,7 @@ pub enum DomainError {
     NotAMember {
         /// The domain's number.
         uid: u64,
-        /// The rank.
+        /// This rank.
         rank: u32,
         /// The domain's ranks.
         ranks: Vec<u32>,
@@ -66,8 +68,8 @@ pub enum DomainError {
         /// The error of the store.
         source: StoreError,
     },
-    /// The domain's random number in the store does not have 8 bytes, so a program other than the domain's ranks has
-    /// written it.
+    /// The [random number](Domain::new) of the domain in the store does not have 8 bytes, so a program other than the
+    /// domain's ranks has written it.
     #[error(
         "domain {uid:#x}: its random number in the store has {bytes} bytes, expected 8: does another program write there?"
     )]
@@ -105,11 +107,11 @@ impl Domain {
         let generation =
             store.add(&generation_key(uid, rank), 1).map_err(|source| DomainError::Store { uid, source })?;
         let generation = generation.unsigned_abs();
-        let stands = store
+        let stored = store
             .compare_set(&instance_key(uid, generation), b"", &random().to_le_bytes())
             .map_err(|source| DomainError::Store { uid, source })?;
-        let instance = <[u8; 8]>::try_from(stands.as_slice())
-            .map_err(|_| DomainError::Unreadable { uid, bytes: stands.len() })?;
+        let instance = <[u8; 8]>::try_from(stored.as_slice())
+            .map_err(|_| DomainError::Unreadable { uid, bytes: stored.len() })?;
         let instance = u64::from_le_bytes(instance);
         let inner = DomainState { store, uid, generation, instance, rank, ranks, pools: AtomicU32::new(0) };
         Ok(Self { inner: Arc::new(inner) })

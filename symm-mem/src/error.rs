@@ -1,4 +1,5 @@
-//! The error of the operations on which ranks agree. It names the operation, its group, pool or plan, and the reason.
+//! [`Error`]: the error of the operations on which ranks agree. Its text names the operation, the group, pool or plan,
+//! and the reason.
 
 use std::{error, fmt, sync::Arc};
 
@@ -11,15 +12,20 @@ use crate::{
     rendezvous::protocol::RendezvousRefusal,
 };
 
-/// The error of a commit, a retirement, an agreed allocation, a rendezvous, an exchange, a direct path, or of
+/// The error of a [commit](crate::SymmetricPool::commit), a [retirement](crate::SymmetricPool::retire), an [agreed
+/// allocation](crate::SymmetricPool::allocate_agreed), a [rendezvous](crate::rendezvous), an
+/// [exchange](crate::exchange), a [direct path](crate::direct), or of
 /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory).
 ///
-/// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with
-/// these exceptions:
+/// If the kind is [`Poisoned`](ErrorKind::Poisoned) or a refusal ([`Refused`](ErrorKind::Refused),
+/// [`RendezvousRefused`](ErrorKind::RendezvousRefused), [`ExchangeRefused`](ErrorKind::ExchangeRefused)), all ranks
+/// that took part get the same kind, with these exceptions:
 /// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
 /// - A member that cannot learn the result gets [`Store`](ErrorKind::Store), [`Unreadable`](ErrorKind::Unreadable) or
 ///   [`OutOfStep`](ErrorKind::OutOfStep) instead.
-/// - In an exchange, a member with too few free channels gets [`NoChannels`](ErrorKind::NoChannels) instead.
+/// - If one member cannot do its part, and the others get a refusal that names this member, the member itself can get a
+///   more exact kind instead, such as [`GroupOutsideDomain`](ErrorKind::GroupOutsideDomain) or
+///   [`NoChannels`](ErrorKind::NoChannels). The kinds state this.
 /// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
 ///   that only this rank gets the error, and that the others have agreed without it.
 /// - Segments that get no windows are registered with `ncclCommRegister`. If this fails on one member, all members undo
@@ -67,21 +73,21 @@ impl CallContext {
     }
 
     /// Makes the error of an agreement of the group's members. `is_agreed` is true if the other members got `kind` too.
-    /// If it is false and the group has ended (`standing` is an error), the reason of the end replaces `kind`.
+    /// If it is false and the group has ended (`group_check` is an error), the reason of the end replaces `kind`.
     pub(crate) fn error_of_group(
         &self,
-        standing: Result<(), GroupError>,
+        group_check: Result<(), GroupError>,
         is_agreed: bool,
         kind: ErrorKind,
     ) -> Error {
-        match standing {
+        match group_check {
             Err(cause) if !is_agreed => self.error(ErrorKind::GroupOver { cause }),
             _ => self.error(kind),
         }
     }
 }
 
-/// The start of the text of an error, such as `commit of group world (1.0)`.
+/// Writes the start of the text of an error, such as `commit of group world (1.0)`.
 impl fmt::Display for CallContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.operation)?;
@@ -125,8 +131,8 @@ impl Error {
         self.0.call.pool
     }
 
-    /// Returns the name of the plan or of the set of regions on which the members tried to agree in an exchange. `None`
-    /// for other operations, and if the exchange itself could not be created.
+    /// Returns the name of the plan or of the set of regions on which the members of an [exchange](crate::exchange)
+    /// tried to agree. `None` for other operations, and if the exchange itself could not be created.
     #[must_use]
     pub fn plan(&self) -> Option<&str> {
         self.0.call.plan.as_deref()
@@ -144,8 +150,8 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns the name of the agreed reason, such as `SegmentCountMismatch` or `SyncTimeout`, if the kind contains
-    /// one. Otherwise returns the name of the kind, such as `Store`.
+    /// Returns the name of the reason on which the members agreed, such as `SegmentCountMismatch` or `SyncTimeout`, if
+    /// the kind contains such a reason. Otherwise returns the name of the kind, such as `Store`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.kind.name()

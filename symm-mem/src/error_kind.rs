@@ -20,25 +20,27 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A commit, retirement or agreed allocation was refused on all members. Nothing has changed. The group can commit
-    /// again, with the exceptions that [`Refusal`] lists.
+    /// A [commit](crate::SymmetricPool::commit), [retirement](crate::SymmetricPool::retire) or [agreed
+    /// allocation](crate::SymmetricPool::allocate_agreed) was refused on all members. Nothing has changed. The group
+    /// can commit again, with the exceptions that [`Refusal`] lists.
     #[error("refused on all members: {0}")]
     Refused(Refusal),
-    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can begin its next
-    /// rendezvous.
+    /// A [rendezvous](crate::rendezvous) was refused on all members. No member keeps a mapping that this rendezvous
+    /// made. The group can begin its next rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
     /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers or the set of
     /// regions. An earlier plan or set of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// A commit or retirement failed after its decision. Or a commit found that the group was poisoned already, or that
-    /// its members have different windows ([`Poison::CommittedLogDiverged`]).
+    /// A commit or retirement failed after the members had decided to carry it out, so they may now have different
+    /// windows. Or a commit found that the group was poisoned already, or that its members have different windows
+    /// ([`Poison::CommittedLogDiverged`]).
     ///
-    /// After a commit, the group is poisoned on all members, with one exception in plain registrations: see
-    /// [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's communicator, create the group
-    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until
-    /// then, the pool does not free the memory of retired segments.
+    /// After a commit, the group is poisoned on all members, with one exception in plain registrations
+    /// (`ncclCommRegister`): see [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's
+    /// communicator, create the group again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget)
+    /// the poisoned group. Until then, the pool does not free the memory of retired segments.
     ///
     /// After a retirement, the segments are retired on all ranks, but some windows of them may still exist. Of the
     /// groups that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not
@@ -52,8 +54,8 @@ pub enum ErrorKind {
         groups: Box<[GroupId]>,
     },
     /// The store failed, so this member does not know the others' decision. They may report this member as missing, or
-    /// they may have agreed. If they agreed on an allocation, they have made a request of the pool that this rank has
-    /// not made. Then the next commit reports to all members that their requests differ.
+    /// they may have agreed. If they agreed on an allocation, they have made it and this rank has not. Then the next
+    /// commit reports to all members that their requests differ.
     ///
     /// If the source is [`StoreError::RankTaken`], another process runs as this rank. The others may have agreed with
     /// that process.
@@ -63,18 +65,20 @@ pub enum ErrorKind {
         ""
     })]
     Store {
-        /// True if the others may have registered or deregistered windows because of this rank's record. Then the group
-        /// of the commit, or every group that was given to the retirement, is poisoned. False if this rank had posted
-        /// no record, if the members had already decided to refuse the commit, or if the retirement was given no
-        /// groups. Always false for other operations.
+        /// True if the others may have registered or deregistered windows because of this rank's record, the message by
+        /// which it took part. Then the group of the commit, or every group that was given to the retirement, is
+        /// poisoned.
+        ///
+        /// False if this rank had posted no record, if the members had already decided to refuse the commit, or if the
+        /// retirement was given no groups. Always false for other operations.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
     },
     /// The group has ended, because a member is lost or for another reason. No rank waits for the group's members any
-    /// more, and earlier agreements remain valid. For a group that has ended, this kind replaces two sorts of errors:
-    /// failures of this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`]
-    /// and [`Poison::MembersLost`].
+    /// more. Earlier agreements remain valid. If a group has ended, this kind replaces two sorts of errors: failures of
+    /// this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`] and
+    /// [`Poison::MembersLost`].
     #[error("the group ended: {cause}")]
     GroupOver {
         /// The error that ended the group. The text of this kind contains the cause's text, so
@@ -82,8 +86,8 @@ pub enum ErrorKind {
         cause: GroupError,
     },
     /// This member cannot decode a value in the store, because another program or another release of this crate has
-    /// written it. The value is a list of members, a decision, or a verdict on the outcomes that members posted after a
-    /// decision. So this member does not know the others' decision.
+    /// written it. The value is a list of members, the members' decision, or their verdict on the outcomes after the
+    /// decision. So this member does not know the result of the agreement.
     #[error(
         "a value in the store cannot be decoded{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
@@ -95,8 +99,8 @@ pub enum ErrorKind {
         /// The decoding error.
         source: Malformed,
     },
-    /// A bug of this crate: the agreement's state machine got an input that it had not requested, or the result does
-    /// not fit this rank's own part in the agreement. The group of a commit, or every group that was given to a
+    /// A bug of this crate: the state machine of the agreement got an input that it had not requested, or the result of
+    /// the agreement does not fit what this rank had posted. The group of a commit, or every group that was given to a
     /// retirement, is then poisoned on this rank.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
@@ -122,8 +126,9 @@ pub enum ErrorKind {
         /// The reason, such as a lack of memory, or a length of 0 because no rank needs anything.
         source: SymmetricError,
     },
-    /// This rank could not allocate a slice, so it could not map the slice either. By the default policy, the other
-    /// members get a refusal of the commit that names the difference.
+    /// This rank could not allocate the slice of [`alloc_mapped`](crate::SymmetricPool::alloc_mapped), so it could not
+    /// map the slice either. By the default policy, the other members get a refusal of the commit that names the
+    /// difference.
     #[error(transparent)]
     Slice(#[from] SliceError),
     /// The group's members have not called `rendezvous` for this memory.
@@ -147,7 +152,8 @@ pub enum ErrorKind {
         /// The number of requests that the members have found equal.
         compared: u64,
     },
-    /// The members of the group have not mapped the segment of a block, or the group is poisoned.
+    /// The members of the group have not mapped the segment of the buffer given to
+    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory), or the group is poisoned.
     #[error(
         "NotMapped: the members have not mapped segment {ordinal}{}",
         match reason {
@@ -156,7 +162,7 @@ pub enum ErrorKind {
         }
     )]
     NotMapped {
-        /// The segment of the block.
+        /// The segment of the buffer.
         ordinal: u32,
         /// The reason why the commit of the segment did not map it. `None` if the segment is not committed for the
         /// group, belongs to another pool, or was mapped before the group was poisoned.
@@ -188,9 +194,9 @@ pub enum ErrorKind {
         world: usize,
     },
     /// This rank cannot create an exchange yet: another rank of this process has dropped plans or regions, and at the
-    /// deadline was still closing memory of its peers or freeing its own. The driver calls for this can block until the
-    /// device of that rank is idle. Meanwhile, they could block the transfers of this rank. The other members of the
-    /// exchange get a refusal that names this rank.
+    /// deadline was still closing memory of its peers or freeing its own. The driver calls that close or free memory
+    /// can block until that rank's device is idle, and meanwhile could block the transfers of this rank. The other
+    /// members of the exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -199,7 +205,7 @@ pub enum ErrorKind {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A thread of an [exchange](crate::exchange) cannot be started: the one that closes plans, or the one that
+    /// A thread of an [exchange](crate::exchange) cannot be started: the thread that closes plans, or the thread that
     /// enforces the deadlines of transfers.
     #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),
@@ -270,9 +276,12 @@ impl From<StoreError> for ErrorKind {
 }
 
 impl ErrorKind {
-    /// Converts the ending of an agreement. `refused` converts a refusal. `failure` is the store's error, if the store
-    /// failed. `groups` are the group of a commit, or the poisoned groups of a retirement. For other agreements, which
-    /// poison no groups, `groups` is empty.
+    /// Converts the ending of an agreement.
+    ///
+    /// - `refused` converts a refusal.
+    /// - `failure` is the store's error, if the store failed.
+    /// - `groups` are the group of a commit, or the poisoned groups of a retirement. Empty for other agreements, which
+    ///   poison no groups.
     pub(crate) fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,

@@ -1,4 +1,4 @@
-//! [`GroupObject`]: ends the wait of an agreement for other ranks when one of its groups ends.
+//! [`GroupObject`]: when a group ends, ends the waits for other ranks in an agreement about the group.
 
 use std::{any::Any, sync::Arc};
 
@@ -11,17 +11,17 @@ use process_group::{
 
 use crate::agreement::ending::gone;
 
-/// The [`Object`] of an agreement about one or more groups: it reports the end of these groups to the agreement.
+/// The [`Object`] of an agreement about one or more groups: the value through which the agreement learns that one of
+/// these groups has ended.
 pub(crate) struct GroupObject<C, H> {
-    /// This rank's number in the agreement.
+    /// This rank, by its number in the agreement.
     pub(crate) rank: u32,
     /// The store of the agreement.
     pub(crate) store: Arc<dyn Store>,
     /// Returns an error once one of the groups has ended, unless `ignores` returns true for the error.
     pub(crate) check: C,
-    /// Returns handles on the health monitors of those groups that have one. If a group with a handle ends, the
-    /// agreement's current wait ends at once. If a group without a handle ends, the wait ends at the next call of
-    /// `check`.
+    /// Returns the health monitors' handles, for those groups that have a health monitor. If such a group ends, the
+    /// agreement's current wait ends at once. If another group ends, the wait ends at the next call of `check`.
     pub(crate) health: H,
     /// Returns true if the agreement goes on waiting although this error has ended a group.
     pub(crate) ignores: fn(&GroupError) -> bool,

@@ -1,5 +1,5 @@
-//! Values that other modules attach to memory, for example this rank's mappings of its peers' memory. The memory is a
-//! pool's segments, or a [`PeerMemory`](crate::rendezvous::PeerMemory).
+//! Values that other modules attach to memory, for example this rank's mappings of its peers' memory. They are attached
+//! to the segments of a pool, or to a [`PeerMemory`](crate::rendezvous::PeerMemory).
 
 use std::{
     any::Any,
@@ -11,9 +11,9 @@ use crate::lock::lock;
 /// Identifies the owner of attached values, for example a group. Clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
 
-/// At most one value for each pair of an owner and the ordinal of a segment. A value is removed as soon as one of these
-/// happens: the memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and segment replaces
-/// the value, or any `put` finds that the owner is dropped.
+/// The attached values: at most one for each pair of an owner and the ordinal of a segment. A value is removed as soon
+/// as one of these happens: the memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and
+/// segment replaces the value, or any `put` finds that the owner is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
 
@@ -48,7 +48,7 @@ impl Attachments {
         let stale = |it: &mut Attachment| it.owner.strong_count() == 0 || it.is(owner, ordinal);
         let old: Vec<Attachment> = all.extract_if(.., stale).collect();
         all.push(Attachment { owner: Arc::downgrade(owner), ordinal, value });
-        // Unlock first, because the drop of a value may call the driver.
+        // Unlock before the values are dropped, because their drop may call the driver.
         drop(all);
         drop(old);
     }

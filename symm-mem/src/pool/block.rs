@@ -8,11 +8,11 @@ use cuda_driver::{DevicePtr, graph::is_capture_open};
 use super::memory::PoolMemory;
 
 /// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the pool's
-/// [`Domain`](crate::Domain). Clones share the block. Dropping the last clone frees the block, unless a captured graph
-/// uses it: then the block is freed once the graph and its executables are dropped too.
+/// [`Domain`](crate::Domain). Clones share the block. Dropping the last clone frees the block. If a captured graph uses
+/// the block, it is freed only once the graph and its executables are dropped too.
 ///
 /// A free is one of the requests that all ranks must make in the same order. So every rank must drop the last owner of
-/// the block, a clone or a graph, at the same point of the program. The next allocation may reuse the memory, so every
+/// the block (a clone or a graph) at the same point of the program. The next allocation may reuse the memory, so every
 /// rank must order its uses of this block before its uses of the block that gets the memory next.
 #[derive(Debug)]
 pub struct SymmetricBlock {
@@ -24,9 +24,9 @@ pub struct SymmetricBlock {
 }
 
 impl SymmetricBlock {
-    /// Makes the block that the arena has placed at `placed` for request number `request`, of `requested` bytes. Pins the block for the
-    /// declared captures and for the captures that this thread has begun, because these captures may use it. The caller
-    /// must not hold the lock of the arena, because pinning takes the lock.
+    /// Makes the block that the arena has placed at `placed` for request number `request`, of `requested` bytes. Pins
+    /// the block for the declared captures in progress and for the captures that this thread has begun, because they
+    /// may use it. The caller must not hold the lock of the arena, because the pinning takes it.
     #[inline(always)]
     pub(crate) fn new(memory: Arc<PoolMemory>, placed: Placed, requested: u64, request: u64) -> Self {
         if memory.is_capturing() {

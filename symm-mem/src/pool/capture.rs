@@ -1,5 +1,5 @@
-//! Declared graph captures. During a declared capture, the pool does not grow. A pin keeps the graph's blocks
-//! allocated, during the capture and afterwards.
+//! Graph captures that the program declares to the pool. During a declared capture, the pool does not grow. A pin keeps
+//! the graph's blocks allocated, during the capture and afterwards.
 
 use std::sync::Arc;
 
@@ -8,22 +8,25 @@ use super::{
     memory::{GraphHold, PoolMemory},
 };
 
-/// A declared capture in progress. While this value exists, the pool is frozen: an allocation that needs a new segment
-/// fails, and a commit or retirement is refused on all ranks that take part.
+/// A graph capture in progress that the program has declared by
+/// [`SymmetricPool::begin_capture`](crate::SymmetricPool::begin_capture). While this value exists, the pool is frozen:
+/// an allocation that needs a new segment fails, and a commit or retirement is refused on all ranks that take part.
 ///
 /// Most captures need no declaration. If [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the
 /// capture, the graph and its executables pin the blocks that captured work of this library uses: collectives and
 /// messages of a group, [`kernels`](crate::kernels), and transfers of an [`exchange`](crate::exchange). Declare a
-/// capture for uses that this library does not see: blocks that only the program's own kernels use, and captures begun
-/// by another library. A declaration also keeps the pool from growing.
+/// capture in these cases:
+/// - Only the program's own kernels use some of the blocks, so this library does not see the use.
+/// - Another library has begun the capture.
+/// - The pool must not grow during the capture.
 ///
-/// A declaration pins no blocks of a caching allocator that gets its segments from this pool
-/// ([`PoolSource`](crate::PoolSource)). For uses of them that this library does not see, call
+/// A declaration does not pin the blocks of a caching allocator that gets its segments from this pool
+/// ([`PoolSource`](crate::PoolSource)). If this library does not see the use of such a block, call
 /// [`Allocator::used_by_graph`](caching_alloc::core::Allocator::used_by_graph).
 ///
-/// The capture pins all blocks that are [looked up](crate::SymmetricPool::lookup) or allocated while it is in progress,
-/// and their segments. They stay pinned even if their owners drop the blocks before the capture ends. Dropping this
-/// value without [`finish`](Self::finish) removes the pin.
+/// A declared capture pins all blocks that are [looked up](crate::SymmetricPool::lookup) or allocated while it is in
+/// progress, and their segments. They stay pinned even if the owners of the blocks drop them before the capture ends.
+/// Dropping this value without [`finish`](Self::finish) ends the capture and removes the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     hold: Arc<GraphHold>,
@@ -44,7 +47,8 @@ impl PoolCapture {
         self.used.push(block.clone());
     }
 
-    /// Ends the capture, and returns its pin. Keep the pin as long as the graph or one of its executables exists.
+    /// Ends the declared capture, and returns its pin. Keep the pin as long as the graph or one of its executables
+    /// exists.
     pub fn finish(mut self) -> GraphPin {
         self.is_finished = true;
         let segments = self.hold.memory.end_capture(self.hold.pin);
@@ -60,8 +64,8 @@ impl Drop for PoolCapture {
     }
 }
 
-/// A pin of the memory that a captured graph was declared to use. While the pin exists, its blocks are not reused, no
-/// rank retires its segments, and the pool's memory is not freed.
+/// The pin of a declared capture ([`PoolCapture`]). While the pin exists, the memory of its blocks goes to no other
+/// block, no rank retires its segments, and the pool's memory is not freed.
 ///
 /// Dropping the pin frees those of its blocks that have no other owner and no other pin. All ranks must free blocks in
 /// the same order relative to their other requests of the pool. So every rank must drop the pin at the same point of
@@ -77,7 +81,7 @@ pub struct GraphPin {
 }
 
 impl GraphPin {
-    /// The blocks that were declared with [`PoolCapture::uses`]. The other blocks of the pin are not included.
+    /// The blocks that were declared with [`PoolCapture::uses`]. The list lacks the other blocks of the pin.
     pub fn blocks(&self) -> &[SymmetricBlock] {
         &self.blocks
     }

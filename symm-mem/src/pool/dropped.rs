@@ -1,4 +1,4 @@
-//! The streams of dropped slices. A slice is a typed block that is bound to a stream
+//! The streams of dropped slices. A slice is a block with typed elements, bound to a stream
 //! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When a slice is dropped, its block is freed at once,
 //! although work on its stream may still use the block. So the next user of the memory must wait for that stream.
 
@@ -16,8 +16,8 @@ use crate::lock::lock;
 pub(crate) struct DroppedOn(Mutex<Vec<Stream>>);
 
 impl DroppedOn {
-    /// Adds the stream of a slice. Must be called before the slice's block is freed, so that the stream is known when
-    /// another request gets the memory.
+    /// Adds the stream of a slice that is being dropped. Must be called before the slice's block is freed, so that the
+    /// stream is in the list when another request gets the memory.
     pub(super) fn add(&self, stream: &Stream) {
         let mut streams = lock(&self.0);
         if !streams.iter().any(|known| known.is_same(stream)) {
@@ -29,8 +29,8 @@ impl DroppedOn {
         lock(&self.0).clone()
     }
 
-    /// Waits for the work on these streams. Returns false if some of this work may still run, because a stream is
-    /// capturing or a driver call fails. A wait for a capturing stream would invalidate the capture.
+    /// Waits for the work on these streams. Does not wait for a capturing stream, because that would invalidate the
+    /// capture. Returns false if some of the work may still run: a stream is capturing, or a driver call has failed.
     pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
             // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -39,8 +39,8 @@ impl DroppedOn {
         })
     }
 
-    /// Returns false if `stream` cannot wait for the other streams of dropped slices, because one of them or `stream`
-    /// is capturing.
+    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them is
+    /// capturing, or if `stream` is capturing and there are others.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
         for other in self.others(stream) {
             if !does_not_capture(&other)? || !does_not_capture(stream)? {

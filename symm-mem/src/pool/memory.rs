@@ -1,15 +1,16 @@
-//! A pool's memory, its owners, and the pins of graphs.
+//! A pool's memory, its owners, and the pins that keep blocks and segments allocated for graphs.
 //!
 //! The owners of the memory are the pool, its blocks, its graph pins, the graphs that use the memory, the communicators
 //! that have registered its segments, and the lists of [mapped segments](crate::membership::MappedSegments) that
-//! contain its segments. The drop of the last owner frees the segments, so no window outlives its memory. Only retired
-//! segments are freed earlier, once all ranks have reported that nothing can access them.
+//! contain its segments. The drop of the last owner frees the segments, so no window outlives its memory. Only
+//! [retired](crate::SymmetricPool::retire) segments are freed earlier, once all ranks have reported that nothing can
+//! access them.
 //!
 //! A pin keeps blocks and their segments allocated for a graph. Every call of `process_group` and of this crate that
 //! enqueues work into a capture pins the blocks that this work uses ([`MemoryOwner::used_by_graph`]). The graph and its
-//! executables own the pin. If another library began the capture, its graph cannot own a pin. For such a graph, the
-//! declared captures in progress ([`PoolCapture`](crate::PoolCapture)) pin the memory. If no declared capture is in
-//! progress, the memory is pinned forever.
+//! executables own the pin. If another library began the capture, its graph cannot own a pin. Then the memory is added
+//! to the pins of all declared captures ([`PoolCapture`](crate::PoolCapture)) in progress. If none is in progress, the
+//! memory is pinned forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,14 +44,15 @@ struct PinnedUses {
 pub(super) struct Pins {
     /// The number of the last pin.
     next: u64,
-    /// Keyed by the number of the pin.
+    /// The memory that each pin keeps, by the number of the pin.
     used: BTreeMap<u64, PinnedUses>,
-    /// Pins of declared captures in progress.
+    /// The numbers of the pins of declared captures in progress.
     declared: BTreeSet<u64>,
-    /// Pins that graphs own, by the driver's id of the capture: the pin's number, and the value whose drop removes the
-    /// pin.
+    /// The pins that graphs own, by the driver's id of the graph's capture. Each entry has the pin's number, and the
+    /// value whose drop removes the pin.
     graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
-    blocks: BTreeMap<Placement, Hold>,
+    /// The blocks that are pinned, or have more than one owner.
+    blocks: BTreeMap<Placement, BlockUses>,
 }
 
 /// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.
@@ -74,32 +76,31 @@ impl Pins {
         }
     }
 
-    /// The pins to use for a graph that cannot own a pin: those of the declared captures in progress, or [`FOR_GOOD`]
-    /// if there are none.
+    /// The pins that keep the memory of a graph that cannot own a pin: those of the declared captures in progress, or
+    /// [`FOR_GOOD`] if there are none.
     fn without_graph(&self) -> Vec<u64> {
         if self.declared.is_empty() { vec![FOR_GOOD] } else { self.declared.iter().copied().collect() }
     }
 
-    /// Removes `pin`. Returns the blocks that must be freed now: no other pin keeps them, and their owners have dropped
-    /// them.
+    /// Removes `pin`. Returns the blocks that the caller must free now, because they have no other pin and no owner.
     fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
-        self.graphs.retain(|_, (own, _)| *own != pin);
+        self.graphs.retain(|_, (number, _)| *number != pin);
         let PinnedUses { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
         let mut freed = Vec::new();
         for block in blocks {
-            let Some(hold) = self.blocks.get_mut(&block) else { continue };
-            hold.pins = hold.pins.saturating_sub(1);
-            if !hold.is_needed() {
-                freed.extend(self.blocks.remove(&block).and_then(|hold| hold.dropped));
+            let Some(uses) = self.blocks.get_mut(&block) else { continue };
+            uses.pins = uses.pins.saturating_sub(1);
+            if !uses.is_needed() {
+                freed.extend(self.blocks.remove(&block).and_then(|uses| uses.dropped));
             }
         }
         freed
     }
 }
 
-/// A pin. It is owned by a graph and its executables, or by a declared capture and then its
-/// [`GraphPin`](crate::GraphPin). The drop of this value removes the pin.
+/// The owner of a pin: the drop of this value removes the pin. It is held by a graph and its executables, or by a
+/// declared capture and afterwards by that capture's [`GraphPin`](crate::GraphPin).
 #[derive(Debug)]
 pub(crate) struct GraphHold {
     pub(super) memory: Arc<PoolMemory>,
@@ -112,23 +113,24 @@ impl Drop for GraphHold {
     }
 }
 
-/// A block that is pinned, or has more than one owner.
+/// The pins and owners of a block that is pinned, or has more than one owner.
 #[derive(Debug, Default)]
-struct Hold {
+struct BlockUses {
+    /// Number of pins.
     pins: u64,
     /// Number of owners besides the first one.
     further_owners: u64,
-    /// The block, if its last owner has dropped it. The block is freed when its last pin is removed.
+    /// The block, if its last owner has dropped it, and it waits for the removal of its last pin to be freed.
     dropped: Option<Placed>,
 }
 
-impl Hold {
+impl BlockUses {
     fn is_needed(&self) -> bool {
         self.pins > 0 || self.further_owners > 0
     }
 }
 
-struct Inside {
+struct LockedState {
     arena: SymmetricArena,
     pins: Pins,
 }
@@ -139,26 +141,27 @@ pub(crate) struct PoolMemory {
     id: PoolId,
     context: Option<Context>,
     /// `None` only during drop.
-    inside: Mutex<Option<Inside>>,
-    /// The number of declared captures in progress. Look-ups read it without the lock.
+    locked: Mutex<Option<LockedState>>,
+    /// The number of declared captures in progress. Outside of `locked`, so that look-ups can read it without the lock.
     capturing: AtomicU32,
-    /// True once the program has dropped the pool. Blocks, graphs and groups may still keep this memory allocated.
+    /// True once the program has dropped the pool. Other owners may still keep this memory allocated.
     is_orphaned: AtomicBool,
     /// The streams whose work may still use blocks of dropped slices.
     dropped_on: DroppedOn,
 }
 
 impl PoolMemory {
-    /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of the pool's device, or
-    /// `None` if the memory comes from a source of the caller.
+    /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of the pool's device. It is
+    /// `None` if the caller has provided the source of the segments
+    /// ([`SymmetricPool::with_source`](crate::SymmetricPool::with_source)).
     pub(crate) fn new(id: PoolId, context: Option<Context>, arena: SymmetricArena) -> Arc<Self> {
-        let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
+        let locked = Mutex::new(Some(LockedState { arena, pins: Pins::default() }));
         let memory = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             attachments: Attachments::default(),
             id,
             context,
-            inside,
+            locked,
             capturing: AtomicU32::default(),
             is_orphaned: AtomicBool::default(),
             dropped_on: DroppedOn::default(),
@@ -171,7 +174,7 @@ impl PoolMemory {
         self.id
     }
 
-    /// The context of the pool's device. `None` if the memory comes from a source of the caller.
+    /// The context of the pool's device. `None` for a pool that was made with a source instead of a context.
     pub(crate) fn context(&self) -> Option<&Context> {
         self.context.as_ref()
     }
@@ -184,12 +187,12 @@ impl PoolMemory {
         &self.attachments
     }
 
-    /// Tells this memory that the program has dropped the pool.
+    /// Notes that the program has dropped the pool.
     pub(crate) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
     }
 
-    /// Returns whether the program has dropped the pool. Until then, the drop of a block does not free this memory.
+    /// Returns whether the program has dropped the pool. Until it has, the drop of a block does not free the segments.
     pub(crate) fn is_orphaned(&self) -> bool {
         self.is_orphaned.load(Ordering::Acquire)
     }
@@ -197,7 +200,7 @@ impl PoolMemory {
     /// Locks the arena. Returns a guard instead of running a closure: the arena's log records the source line of the
     /// request by `#[track_caller]`, which does not pass through closures.
     pub(crate) fn arena(&self) -> Arena<'_> {
-        Arena(lock(&self.inside))
+        Arena(lock(&self.locked))
     }
 
     /// Returns whether a declared capture is in progress.
@@ -227,8 +230,8 @@ impl PoolMemory {
         pins.used.get(&pin).map(|used| used.segments.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Adds the segment and the blocks of the `bytes` bytes at `place` to the pins of all declared captures, because it
-    /// is unknown which of the captures uses them.
+    /// Adds the segment and the blocks of the `bytes` bytes at `place` to the pins of all declared captures in
+    /// progress: it is unknown which of them uses these blocks.
     #[cold]
     pub(crate) fn note_use(&self, place: Placement, bytes: u64) {
         let mut arena = self.arena();
@@ -247,8 +250,8 @@ impl PoolMemory {
         }
     }
 
-    /// Returns the pin of the graph that results from the driver's capture with id `capture`. Creates the pin if there
-    /// is none. Returns `None` while this memory is being dropped.
+    /// Returns the pin of the graph that the capture with the driver's id `capture` makes. Creates the pin if there is
+    /// none. Returns `None` while this memory is being dropped.
     pub(crate) fn graph_hold(&self, capture: u64) -> Option<Arc<GraphHold>> {
         let memory = self.me.upgrade()?;
         let mut arena = self.arena();
@@ -271,8 +274,8 @@ impl PoolMemory {
     }
 
     /// Pins segment `ordinal`, but not this rank's blocks in it, for the graph that `stream` captures. Used for a graph
-    /// that accesses a peer's segment with this ordinal: all ranks retire the segment together, so this rank's pin also
-    /// keeps the peer's segment mapped.
+    /// that accesses a peer's segment with this ordinal. All ranks retire the segment together, so the pin of this
+    /// rank's segment also keeps the peer's segment mapped.
     pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
         self.pin_for_graph(stream, |pins| {
             let mut arena = self.arena();
@@ -280,13 +283,14 @@ impl PoolMemory {
         })
     }
 
-    /// Calls `hold` with the pins for the graph that `stream` captures, if it captures. `hold` adds memory to the pins.
+    /// If `stream` is capturing, calls `hold` with the pins for the graph of the capture. `hold` adds memory to these
+    /// pins.
     fn pin_for_graph(&self, stream: &Stream, hold: impl Fn(&[u64])) -> cuda_driver::Result<()> {
         // Only an active capture has an id. An invalidated capture gives no graph, so it needs no pin.
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(graph) = self.graph_hold(capture) else { return Ok(()) };
         hold(&[graph.pin]);
-        // `graph` stays alive until the other pins have the memory too.
+        // If the capture cannot keep `graph`, other pins keep the memory. `graph` is dropped only after they do.
         if !stream.keep_in_graph(graph.clone())? {
             let pins = self.arena().pins().without_graph();
             hold(&pins);
@@ -298,8 +302,8 @@ impl PoolMemory {
     #[cold]
     pub(super) fn pin_for_captures(&self, address: u64, bytes: u64) {
         for stream in captures_of_this_thread() {
-            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
-            if is_own && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
+            let may_use_pool = self.context.as_ref().is_none_or(|context| stream.context() == context);
+            if may_use_pool && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
                 // The driver failed to report whether the stream is capturing. Assume that it is.
                 let pins = self.arena().pins().without_graph();
                 self.hold_range(&pins, address, bytes);
@@ -317,19 +321,20 @@ impl PoolMemory {
     pub(super) fn drop_block(&self, block: &Placed) {
         let mut arena = self.arena();
         let blocks = &mut arena.pins().blocks;
-        if let Some(hold) = blocks.get_mut(&block.placement) {
-            if hold.further_owners == 0 {
-                hold.dropped = Some(*block);
+        if let Some(uses) = blocks.get_mut(&block.placement) {
+            if uses.further_owners == 0 {
+                uses.dropped = Some(*block);
                 return;
             }
-            hold.further_owners -= 1;
-            if !hold.is_needed() {
+            uses.further_owners -= 1;
+            if !uses.is_needed() {
                 blocks.remove(&block.placement);
             }
             return;
         }
         let freed = arena.free(block);
-        // Cannot fail: the arena placed the block, and the block is freed only once, here or with its last pin.
+        // Cannot fail: the arena has placed the block, and the block is freed only once (here, or when its last pin is
+        // removed).
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 }
@@ -349,17 +354,17 @@ impl MemoryOwner for PoolMemory {
 }
 
 /// The locked arena of a pool.
-pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
+pub(crate) struct Arena<'a>(MutexGuard<'a, Option<LockedState>>);
 
-/// The message of a panic that cannot occur: [`PoolMemory::inside`] is `None` only while the memory is dropped, and an
-/// [`Arena`] borrows the memory.
+/// The message of a panic that cannot occur: [`PoolMemory::locked`] is `None` only while the memory is being dropped,
+/// and an [`Arena`] borrows the memory.
 const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
     /// The number of pins of segment `ordinal`: one for each declared capture, [`GraphPin`](crate::GraphPin) or graph
     /// that uses the segment.
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
-        let used = self.0.iter().flat_map(|inside| inside.pins.used.values());
+        let used = self.0.iter().flat_map(|locked| locked.pins.used.values());
         used.filter(|used| used.segments.contains(&ordinal)).count() as u64
     }
 
@@ -397,14 +402,14 @@ impl DerefMut for Arena<'_> {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        if let Some(Inside { arena, .. }) =
-            self.inside.get_mut().unwrap_or_else(PoisonError::into_inner).take()
+        if let Some(LockedState { arena, .. }) =
+            self.locked.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
             if !self.dropped_on.wait() {
                 // Work on the memory may still run, so the memory is never released.
                 return std::mem::forget(arena);
             }
-            // The errors of the source are ignored: the release cannot be repeated.
+            // An error of the segments' source is ignored, because the release cannot be repeated.
             let _ = arena.release();
             // Blocks may have been used after the pool was dropped, so groups may have cached look-ups of this memory.
             places_changed();

@@ -1,14 +1,14 @@
-//! The memory of a symmetric pool: segments, the blocks that the program allocates in them, and pins. A pin keeps
-//! blocks and their segments allocated for a captured graph. The placement of blocks depends only on the sequence of
-//! requests.
+//! The memory of a [`SymmetricPool`](crate::SymmetricPool): segments, the blocks that the program allocates in them,
+//! and pins. A pin keeps blocks and their segments allocated for a captured graph. The placement of blocks depends only
+//! on the sequence of requests.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `memory` | the pins, and the segments; a segment is freed only once nothing can access it |
-//! | `block`, `capture` | blocks, declared captures and graph pins, which keep memory allocated |
+//! | `block`, `capture` | blocks; captures that the program declares to the pool, and the pins of their graphs |
 //! | `attachments` | values that other modules attach to the segments, for example mappings of peers' segments |
-//! | `slice` | device slices over blocks |
-//! | `dropped` | the streams of dropped slices |
+//! | `slice` | device slices over blocks; each is bound to a stream |
+//! | `dropped` | the streams of dropped slices, which may still run work on the slices' memory |
 //!
 //! This module does not depend on groups and communicators, with one exception:
 //! [`process_group::group::places_changed`] makes groups drop their cached look-ups of buffers.

@@ -1,4 +1,5 @@
-//! Typed blocks: device slices over blocks of a pool, for use in safe collectives.
+//! Device slices over blocks of a pool ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)), for use in safe
+//! collectives.
 
 use std::{any::Any, sync::Arc};
 
@@ -10,7 +11,7 @@ use cuda_driver::{
 
 use super::{block::SymmetricBlock, memory::PoolMemory};
 
-/// The reason why a typed block could not be allocated.
+/// The reason why a slice of a pool could not be allocated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SliceError {
@@ -24,8 +25,8 @@ pub enum SliceError {
     /// The stream is the per-thread default stream, which is a different stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The new block may get the memory of a dropped slice of another stream, and that stream or the stream of this
-    /// call is capturing.
+    /// The new block could get the memory of a dropped slice of another stream, so this stream would have to wait for
+    /// that stream. But one of the two streams is capturing.
     #[error(
         "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
          capture, or use one stream for all slices of the pool"
@@ -37,7 +38,7 @@ pub enum SliceError {
     Driver(#[from] cuda_driver::Error),
 }
 
-/// The owner of a slice's block. Binds the block to the slice's stream.
+/// The owner of a slice's memory: the block, and the stream to which the slice is bound.
 struct SliceMemory {
     block: SymmetricBlock,
     stream: Stream,
@@ -46,8 +47,8 @@ struct SliceMemory {
 // SAFETY:
 // - `stream` always returns the slice's stream. `check_stream` has rejected the per-thread default stream and streams
 //   of other contexts.
-// - After the drop, the memory may go to a new block. If the block is that of a slice, the slice has the same stream,
-//   or its stream first waits for `stream`. Users of untyped blocks promise to order their uses after those of the
+// - After the drop, the memory may go to a new block. If a new slice gets the block, that slice has the same stream, or
+//   its stream first waits for `stream`. Users of blocks without a slice promise to order their uses after those of the
 //   former owner.
 // - The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of dropped
 //   slices has ended.
@@ -68,7 +69,7 @@ impl Drop for SliceMemory {
     }
 }
 
-/// Checks that a slice of a pool with this memory can be bound to `stream`.
+/// Checks that a new slice in `memory` can be bound to `stream`.
 pub(crate) fn check_stream(memory: &PoolMemory, stream: &Stream) -> Result<(), SliceError> {
     if memory.context() != Some(stream.context()) {
         return Err(SliceError::ForeignStream);
@@ -92,9 +93,8 @@ pub(crate) unsafe fn into_slice<T: Element>(
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // Order the streams only after the block is placed. In the other order, another thread could drop a slice of
-    // another stream between the two steps. The block could get the memory of that slice, but `stream` would not wait
-    // for that slice's stream.
+    // Order the streams only after the block is placed. In the other order, another thread could drop a slice in
+    // between. The block could get the memory of that slice, but `stream` would not wait for that slice's stream.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

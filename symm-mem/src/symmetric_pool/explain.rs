@@ -17,28 +17,28 @@ use crate::{
 pub enum AccessPath {
     /// Through a window: the members' kernels read and write each other's memory.
     Window {
-        /// Number of windows that the group's communicator registered before this window; equal on all members.
+        /// Number of windows that the group's communicator registered before this window. It is equal on all members.
         serial: u64,
         /// Offset of the buffer in the window, in bytes.
         offset: u64,
     },
-    /// The buffer is registered with this rank's communicator (`ncclCommRegister`). So NCCL's transports can access it
-    /// without copies through NCCL's internal buffers.
+    /// Through a plain registration: the buffer is registered with this rank's communicator (`ncclCommRegister`). So
+    /// NCCL's transports can access it without copies through NCCL's internal buffers.
     Registered,
     /// Through NCCL's internal buffers.
     Plain,
 }
 
-/// Reason for the path to a buffer.
+/// Reason why collectives access a buffer by this path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PathReason {
-    /// All members have agreed on the window of the buffer's segment.
+    /// The buffer's segment is in a window, on which all members have agreed.
     Agreed,
-    /// All members have agreed on the buffer's segment, but the segment is in no window. Contains the reason.
+    /// The buffer's segment was committed, but the segment is in no window. Contains the reason.
     NoWindow(NoWindows),
-    /// All members have agreed on the buffer's segment, but the segment is in no window, and no member has registered
-    /// it with `ncclCommRegister`, because one of them cannot.
+    /// The buffer's segment was committed, but the segment is in no window. Also, no member has registered it with
+    /// `ncclCommRegister`, because one of them cannot.
     NotRegistered {
         /// Reason why the segment has no window.
         window: NoWindows,
@@ -49,8 +49,8 @@ pub enum PathReason {
     Elsewhere,
     /// The buffer extends beyond the segment in which it begins.
     SpansSegments(LookupError),
-    /// The buffer's segment has not been committed for the group. Contains the refusal of the group's last commit. If
-    /// that commit succeeded, but only for the segments that were equal on all members, contains its
+    /// The buffer's segment has not been committed for the group. If the group's last commit was refused, contains the
+    /// refusal. If that commit succeeded only for the segments that were equal on all members, contains its
     /// [`CommitReport::pending`](crate::CommitReport::pending). Otherwise `None`.
     NotCommitted(Option<Refusal>),
     /// The group is poisoned.
@@ -68,7 +68,7 @@ pub struct Explanation {
     /// [`PathReason::Elsewhere`], [`PathReason::SpansSegments`] and [`PathReason::OutsideDomain`].
     pub placement: Option<Placement>,
     /// True if a block of this rank's pool contains at least one byte of the buffer. Always false if `placement` is
-    /// `None`. False with a placement means that the buffer's block was freed, or that it was never allocated.
+    /// `None`. If it is false although there is a placement, the buffer's block was freed or never allocated.
     /// Collectives still access such a buffer without an error, until its segment is freed.
     pub is_allocated: bool,
     /// The path.
@@ -120,8 +120,9 @@ impl SymmetricPool {
     /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
     /// path may differ between members.
     ///
-    /// If another thread commits the pool for the group, this call waits until the commit has ended. Exception: it does
-    /// not wait if the buffer is in a window or not inside one segment of the pool, or if the group is poisoned.
+    /// If another thread is committing the pool for the group, this call waits until the commit has ended. It does not
+    /// wait in these cases: the buffer is in a window, the buffer is not inside one segment of the pool, or the group
+    /// is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { AccessPath::Registered } else { AccessPath::Plain };

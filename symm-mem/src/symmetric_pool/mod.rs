@@ -41,12 +41,12 @@ use crate::{
     rendezvous::{Buffer, SymmetricMemory},
 };
 
-/// A pool whose blocks have the same placement (segment and offset) on every rank of its domain. Its segments become
-/// windows of the groups for which it is committed.
+/// A pool whose blocks have the same placement (segment and offset) on every rank of its [domain](Domain). A
+/// [`commit`](Self::commit) for a group registers the pool's segments as NCCL windows of the group.
 ///
-/// The ranks of the domain must make the same requests in the same order. If they did not, [`commit`](Self::commit)
-/// reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the order of the requests of
-/// two threads is not deterministic.
+/// The ranks of the domain must make the same requests (allocations, reservations and frees) in the same order. If they
+/// did not, `commit` reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the requests
+/// of two threads have no fixed order.
 pub struct SymmetricPool {
     memory: Arc<PoolMemory>,
     memberships: Memberships,
@@ -54,15 +54,17 @@ pub struct SymmetricPool {
 
 impl SymmetricPool {
     /// Makes a pool of `domain` on the device of `context`. Its segments are allocated with CUDA virtual memory
-    /// management. Other processes can map this memory by file descriptor, and by fabric handle if the driver
-    /// [grants](Sharing::granted) such handles. The segments have adjacent addresses. Their sizes follow from
-    /// `geometry`, which must be equal on all ranks. Not collective, but all ranks must make a domain's pools in the
-    /// same order. For other kinds of memory use [`with_source`](Self::with_source).
+    /// management, at adjacent addresses. Other processes can map this memory by file descriptor, and by fabric handle
+    /// if the driver [grants](Sharing::granted) such handles. For other kinds of memory, use
+    /// [`with_source`](Self::with_source).
+    ///
+    /// `geometry` determines the sizes of the segments, and must be equal on all ranks. Not collective, but all ranks
+    /// must make a domain's pools in the same order.
     ///
     /// # Errors
-    /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has not enough free
-    /// memory for a test of the handle types. [`SymmetricError::Granularity`] if the device's allocation granularity
-    /// does not divide 2 MiB.
+    /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has too little free
+    /// memory for the allocation that tests which handle types the driver grants. [`SymmetricError::Granularity`] if
+    /// the device's allocation granularity does not divide 2 MiB.
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = Sharing::granted(context)
             .and_then(|sharing| VirtualMemorySource::new(context, sharing))
@@ -71,9 +73,10 @@ impl SymmetricPool {
         Self::over(domain, Some(context.clone()), Arc::new(source), geometry)
     }
 
-    /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the memory is not
-    /// [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
-    /// members.
+    /// Makes a pool whose segments are allocated by `source`. NCCL must be able to register this memory. If the memory
+    /// is not [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
+    /// members. As for [`new`](Self::new), `geometry` must be equal on all ranks, and all ranks must make a domain's
+    /// pools in the same order.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
@@ -111,9 +114,9 @@ impl SymmetricPool {
     /// # Errors
     /// [`SymmetricError::Size`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`], or
     /// [`SymmetricError::PoolWouldGrowDuringCapture`]. If a request fails on some ranks and succeeds on others, the
-    /// ranks differ, and commits are refused on all of them. To make the ranks equal again, each rank on which the
-    /// request failed repeats the request, before it makes any other request of the pool. Commits succeed again once
-    /// the repeated request has succeeded.
+    /// ranks' requests differ, and commits are refused on all ranks. To make them equal again, each rank on which the
+    /// request failed repeats it before any other request of the pool. Commits succeed again once the repeated request
+    /// has succeeded.
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
@@ -137,9 +140,9 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes` bytes. Use this
-    /// method if the needed sizes differ between ranks, for example with the number of tokens that each rank got. The
-    /// block has the same placement on every rank, and is large enough for every rank.
+    /// Allocates a block of the largest size that any rank of the domain needs. `bytes` is the size that this rank
+    /// needs. Use this method if the needed sizes differ between ranks, for example because the ranks got different
+    /// numbers of tokens. The block has the same placement and length on every rank.
     ///
     /// Collective over the whole domain: every rank calls it at the same point of the program, including a rank that
     /// needs 0 bytes. This rank waits for the others for at most `deadline`. [`SymmetricBlock::bytes`] returns the
@@ -157,17 +160,17 @@ impl SymmetricPool {
         self.allocate(bytes).map_err(|source| call.error(ErrorKind::AgreedAllocation { bytes, source }))
     }
 
-    /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
-    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of the slice's size in
-    /// bytes: every rank must allocate and drop its slices in the same order, and a commit makes their segments
-    /// windows.
+    /// Allocates `len` elements with unspecified values as a slice that is bound to `stream`, for the typed operations
+    /// of [`ProcessGroup`](process_group::ProcessGroup). As a request of the pool, this is an
+    /// [`allocate`](Self::allocate) of the slice's size in bytes. So every rank must allocate and drop its slices in
+    /// the same order, and a commit registers their segments.
     ///
-    /// The slice may be used on any stream of the context. Dropping it frees its block without a wait for the device,
-    /// so its memory may be reused while work on its stream still runs. Uses of the new block must come after that
-    /// work:
-    /// - If this method reuses the memory, it ensures the order: it makes `stream` wait for the streams of all slices
-    ///   dropped so far.
-    /// - If [`allocate`](Self::allocate) reuses the memory, the program must ensure the order.
+    /// The slice may be used on any stream of the context. Dropping the slice frees its block without a wait for the
+    /// device. So a new block can get the memory while work on the slice's stream still uses it. Uses of the new block
+    /// must come after that work:
+    /// - For a block of this method, the method ensures this order: it makes `stream` wait for the streams of all
+    ///   slices dropped so far.
+    /// - For a block of [`allocate`](Self::allocate), the program must ensure this order.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;
@@ -183,12 +186,13 @@ impl SymmetricPool {
     /// ```
     ///
     /// # Errors
-    /// [`SliceError`]. The pool's log of requests must be equal on all ranks, and records some of the failed calls:
-    /// - [`SliceError::Pool`]: recorded as an allocation, except for an invalid size ([`SymmetricError::Size`]), which
-    ///   is not recorded.
-    /// - [`SliceError::Driver`]: recorded as an allocation and a free if the block was already placed. Otherwise not
-    ///   recorded.
-    /// - Other errors: not recorded.
+    /// [`SliceError`]. The pool's [log](Self::log) of requests, which must be equal on all ranks, also contains some
+    /// failed calls:
+    /// - [`SliceError::Pool`]: logged as an allocation, except for an invalid size ([`SymmetricError::Size`]), which is
+    ///   not logged.
+    /// - [`SliceError::Driver`]: logged as an allocation and a free if the call had already placed the block. Otherwise
+    ///   not logged.
+    /// - Other errors: not logged.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
         check_stream(&self.memory, stream)?;
@@ -201,12 +205,12 @@ impl SymmetricPool {
     /// Allocates `len` elements on every member of `group`, and maps each member's elements on all others:
     /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers) and
     /// [`verify`](CommitOptions::verify), and [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over
-    /// the group: every member calls it with the same length and options. The members always compare their requests. A
-    /// member that cannot allocate takes part in the commit too, so the others get a refusal without a wait for the
-    /// deadline.
+    /// the group: every member calls it with the same length and options. The members always compare their requests. If
+    /// a member cannot allocate, it takes part in the commit all the same, so the others get an error without a wait for
+    /// the deadline.
     ///
-    /// Accesses by the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
-    /// [`Buffer::of_slice`]. Peers read what this rank writes only after the members have synchronized, for example by
+    /// Accesses through the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
+    /// [`Buffer::of_slice`]. Peers see this rank's writes only after the members have synchronized, for example by
     /// [`SymmetricMemory::barrier`].
     ///
     /// # Errors
@@ -245,11 +249,10 @@ impl SymmetricPool {
     }
 
     /// Makes room for a block of `bytes` bytes: adds a segment, unless a segment already has a free range of that size.
-    /// Later blocks that fit into the range need no new segment, for example in a graph capture. The next commit makes
-    /// the new segment a window.
+    /// Later blocks that fit into the range need no new segment, for example in a graph capture, in which the pool
+    /// cannot grow. The next commit registers the new segment.
     ///
-    /// Does not wait for other ranks. A reservation is part of the sequence of requests that must be equal on all
-    /// ranks.
+    /// Not collective. But a reservation is one of the requests that all ranks must make in the same order.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -262,7 +265,8 @@ impl SymmetricPool {
         Ok(())
     }
 
-    /// Freezes the pool for a graph capture, until the returned value is finished or dropped.
+    /// Declares a graph capture: the pool does not grow until the returned value is finished or dropped.
+    /// [`PoolCapture`] describes which captures need this.
     pub fn begin_capture(&self) -> PoolCapture {
         PoolCapture::begin(self.memory.clone())
     }
@@ -278,69 +282,74 @@ impl SymmetricPool {
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.bytes).sum()
     }
 
-    /// State of the allocation log: number of operations, and the hash over them. Equal on all ranks that made the same
-    /// requests.
+    /// State of the log of this pool's requests: their number, and the hash over them. Equal on all ranks that made the
+    /// same requests.
     pub fn log(&self) -> LogPoint {
         self.memory.arena().log().state().into()
     }
 
-    /// Registers the pool's new segments as windows of `group`, on all members or on none.
+    /// Registers the pool's new segments as NCCL windows of `group`, on all members or on none. A segment is new for a
+    /// group until it has been committed for that group.
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
-    /// stream of the device may be capturing, and the calling thread must not have an NCCL group open. Otherwise the
-    /// commit is refused on all members, and the capture is not affected. Before the call, all members must have
-    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
+    /// stream of the device may be capturing, and the calling thread must not have an NCCL group open
+    /// (`ncclGroupStart`). Otherwise the commit is refused on all members, and the capture is not affected. Before the
+    /// call, all members must have enqueued the same collectives, and the sender and the receiver of each message must
+    /// have enqueued it.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with
     /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
     /// communicators, also of other libraries, may go on.
     ///
-    /// The commits of all pools for one group must run one after the other, because NCCL pairs windows by their order.
-    /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
+    /// The commits of all pools for one group must run one after the other, because NCCL pairs the members' windows by
+    /// the order of their registration. With several groups, every rank must commit for the groups in ascending order
+    /// of their numbers ([`commit_all`] does that).
     ///
     /// # Commits of nothing new
-    /// All members take part in the first commit of a group, also those without new segments. If they have different
-    /// numbers of segments, under the default policy all get
+    /// All members take part in a group's first commit, also those without new segments. If they have different numbers
+    /// of segments, then under the default [policy](CommitOptions::policy) all of them get
     /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The text of the refusal advises how to
     /// make the pools equal again, or states that this is impossible.
     ///
-    /// After the first commit of a group that is not poisoned, a rank takes part in a commit in these cases. Otherwise
-    /// it skips the commit: it neither uses the store nor waits.
+    /// After a group's first successful commit, a rank takes part in a commit only in these cases. Otherwise it skips
+    /// the commit: it neither uses the store nor waits.
     /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
     ///   have the same new segments, or none has any.
-    /// - One of its requests has failed, was not repeated with success, and no later commit has found the requests of
-    ///   all members equal. So if only one rank lacks the memory for a new segment, all members take part, and the
-    ///   commit reports the lack of memory to all of them.
+    /// - One of its requests has failed, and since then the rank has neither repeated it with success, nor taken part
+    ///   in a commit that found the requests of all members equal. So if only one rank lacks the memory for a new
+    ///   segment, all members take part, and the commit reports the lack of memory to all of them.
     /// - [`CommitOptions::verify`] is true.
+    /// - The group is poisoned.
     ///
-    /// A member whose requests differ may skip a commit that the others do not skip. The outcome:
-    /// - If the member begins its next commit while the others still wait in the earlier one, both commits fail with a
+    /// A member whose requests differ from those of the others may skip a commit in which the others take part. Then
+    /// one of these happens:
+    /// - If this member begins its next commit while the others still wait in the skipped one, both commits fail with a
     ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) that lists the circle of ranks that wait for each other.
-    ///   The next commit in which all take part reports the first difference of the requests.
+    ///   The next commit in which all members take part reports the first difference of the requests.
     /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
-    ///   member. Look at the first error of that member. Each member counts its commits for the group, including the
-    ///   skipped one. So their next commits meet if all members take part in them, for example with
-    ///   [`CommitOptions::verify`], and report the first difference of the requests.
+    ///   member. Then look at the first error of that member. Each member counts its commits for the group, and the
+    ///   skipped one counts too. So the next commit in which all members take part, for example with
+    ///   [`CommitOptions::verify`], reports the first difference of the requests.
     ///
-    /// Even before that report, the members detect collectives on different windows or offsets: they compare a hash of
-    /// each collective, which contains the positions of its buffers in windows.
+    /// Even before that report, the members detect collectives whose buffers lie in different windows or at different
+    /// offsets: they compare a hash of each collective, which includes these positions.
     ///
     /// # Errors
     /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
-    /// exceptions that [`Error`] lists. They get it before their deadlines, unless one of the minimum time limits that
-    /// [`CommitOptions::deadline`] describes ends later. A member can get errors of other kinds alone, for example if
-    /// it loses the store ([`ErrorKind::Store`]). If this rank skips the commit of a group that has ended or was
-    /// aborted, it gets [`ErrorKind::GroupOver`] at once.
+    /// exceptions that [`Error`] lists. They get it before their deadlines. Exception: the minimum time limits that
+    /// [`CommitOptions::deadline`] describes can end later than a short deadline. A member can get errors of other
+    /// kinds alone, for example if it loses the store ([`ErrorKind::Store`]). If this rank skips the commit, but the
+    /// group has ended or was aborted, it gets [`ErrorKind::GroupOver`] at once.
     pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.memberships.commit(group, options, Group::is_open())
     }
 
-    /// Attaches a group to the pool: commits all segments that are not retired. Segments may have been retired, or
-    /// committed for other groups, before.
+    /// Does the same as [`commit`](Self::commit). The name is for a group's first commit, which registers all segments
+    /// that are not [retired](Self::retire), also those that were committed for other groups before.
     ///
-    /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
-    /// when it creates a group learns early whether the pool can be used with this group.
+    /// Collective over the group. A program that calls `attach` when it creates a group learns early whether the pool
+    /// can be used with this group.
     ///
     /// If the members have retired different segments, the call fails before any window is created
     /// ([`Poison::CommittedLogDiverged`]).
@@ -351,17 +360,23 @@ impl SymmetricPool {
         self.commit(group, options)
     }
 
-    /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
+    /// Retires the segments with these ordinals (numbers in the pool): frees their memory, on all ranks of the domain
+    /// or on none. The ordinals are not used again.
     ///
-    /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
-    /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
-    /// and the sender and the receiver of each message must have enqueued it. Every rank must pass all of its groups
-    /// that have committed any of the segments. No rank may have a block in the segments or a [graph](crate::GraphPin)
-    /// that uses them.
+    /// Collective over the whole domain. Every rank must name the same segments at the same point of the program.
+    /// `deadline` is the time limit, with the minimum limits that [`CommitOptions::deadline`] describes. Before the
+    /// call, the members of each group must have enqueued the same collectives, and the sender and the receiver of each
+    /// message must have enqueued it. `groups` must contain all groups of this rank for which any of the segments was
+    /// committed. No rank may have a block in the segments, or a graph that uses them ([`GraphPin`](crate::GraphPin)).
+    /// Segments that share a window ([`CommitOptions::joined`]) can only be retired together.
     ///
-    /// Every rank waits until its devices are idle. Once all ranks have reported that, every rank unmaps its peers'
-    /// segments and deregisters its windows, group by group in one order. Once all ranks have reported that too, every
-    /// rank frees the memory of the segments. Addresses of other blocks stay valid.
+    /// The call has these steps. Each begins once all ranks have reported the end of the step before:
+    /// 1. Every rank waits until the devices of the pool and of `groups` are idle.
+    /// 2. Every rank unmaps its peers' segments and deregisters its windows, group by group in ascending order of the
+    ///    group ids.
+    /// 3. Every rank frees the memory of the segments.
+    ///
+    /// Addresses of blocks in other segments stay valid.
     ///
     /// # Errors
     /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
@@ -380,11 +395,11 @@ impl SymmetricPool {
         self.memberships.retire(ordinals, groups, deadline)
     }
 
-    /// Looks up the `bytes` bytes at `ptr`: their segment and offset, and the state of the segment in `group`. `None`
-    /// if they do not begin in a segment of this pool.
+    /// Looks up the `bytes` bytes at `ptr`: their segment and offset, and the registration state of the segment in
+    /// `group`. `None` if the bytes do not begin in a segment of this pool.
     ///
-    /// Takes no lock and allocates nothing, except during a [declared capture](Self::begin_capture): then it also marks
-    /// the bytes as used by the capture.
+    /// Takes no lock and allocates nothing. Exception: during a [declared capture](Self::begin_capture), the call also
+    /// pins the blocks that contain the bytes for the capture.
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -420,15 +435,16 @@ impl SymmetricPool {
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
-    /// Returns the memory of `buffer` on all members of `group`, with the group's signal pads. Kernels, and copies by
-    /// this rank's device, can use this memory. An earlier [`commit`](Self::commit) for the group must have mapped it
+    /// Returns the memory of `buffer` on all members of `group`, with the group's [signal
+    /// pads](SymmetricMemory::signal_pads). Kernels and copies on this rank's device can access this memory. An earlier
+    /// [`commit`](Self::commit) for the group must have mapped it
     /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)). This call neither contacts another rank nor
     /// maps anything. `buffer` is a block of this pool, or a [slice](Buffer::of_slice) or [part](Buffer::part) of one.
     /// The returned value owns a clone of the block, so the block's segment is not retired while the value exists. The
     /// value stays valid after the end of the group.
     ///
-    /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For
-    /// memory outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
+    /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. Use a
+    /// rendezvous for memory outside of pools, and for blocks whose segment was committed without mappings.
     ///
     /// # Errors
     /// - [`ErrorKind::NotMapped`] if the members have not mapped the buffer's segment for this pool, or if the group is
@@ -475,7 +491,8 @@ impl SymmetricPool {
         Err(CallContext::of_group("symmetric memory", group, None).error(kind))
     }
 
-    /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
+    /// Returns why `group` is poisoned ([`Poison`]) for this pool, or `None` if it is not. Does not block, even during
+    /// a commit.
     pub fn poison(&self, group: GroupId) -> Option<Poison> {
         self.memberships.table().poison(group).cloned()
     }
@@ -485,8 +502,8 @@ impl SymmetricPool {
         self.memberships.forget(group);
     }
 
-    /// Makes the block at `placed`. If the request added a segment, first adds the segment to the table that look-ups
-    /// read.
+    /// Makes the block at `placed`. If its allocation has added a segment to the arena, first adds the segment to the
+    /// table that look-ups read.
     #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {

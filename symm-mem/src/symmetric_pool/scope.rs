@@ -1,5 +1,5 @@
-//! Regions of a program whose new segments are committed at the end, and a symmetric pool as the segment source of a
-//! caching allocator.
+//! [`PoolScope`]: a region of a program, at whose end the new segments of a pool are committed. [`PoolSource`]: a
+//! symmetric pool as the segment source of a caching allocator.
 
 use std::{
     collections::BTreeMap,
@@ -25,12 +25,12 @@ use crate::{
 ///
 /// [`finish`](Self::finish) ends the scope and returns the results of the commits. Dropping the scope runs the same
 /// commits and discards their results, so the drop is collective too, and can block for as long as the commits can
-/// ([`CommitOptions::deadline`]). If the commits fail, the new segments stay without windows, and the next commit reports
-/// the difference between the members, or the poison of the group.
+/// ([`CommitOptions::deadline`]). If such a commit fails, the new segments stay without windows. The next commit then
+/// reports the difference between the members' requests, or that the group is poisoned.
 ///
-/// The drop commits because the other members wait in their own commits for this rank. If an allocation in the scope
-/// fails for lack of memory and the rank leaves the scope by `?`, the drop tells the other members of the failed request
-/// at once. Without it, they would wait until the deadline.
+/// The drop commits because the other members wait in their own commits for this rank. For example, an allocation in
+/// the scope fails for lack of memory, and the rank leaves the scope by `?`. The commit in the drop then reports the
+/// failed request to the other members at once. Without it, they would wait until the deadline.
 ///
 /// If the scope is dropped because the thread panics, nothing is committed, and the drop does not block. The other
 /// members get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), unless this rank's later commits, or the end of its
@@ -44,9 +44,9 @@ pub struct PoolScope<'a> {
 }
 
 impl<'a> PoolScope<'a> {
-    /// Makes `pool` serve this thread's requests to a caching allocator until the end of the scope. `pool` is a pool of
-    /// that allocator, and its source must be a [`PoolSource`] of the scope's symmetric pool. A second call replaces
-    /// the first.
+    /// Routes this thread's requests to a caching allocator into `pool`, until the end of the scope. `pool` is a pool
+    /// of that allocator. The source of its segments must be a [`PoolSource`] of the scope's symmetric pool. A second
+    /// call replaces the first.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -115,16 +115,17 @@ impl SymmetricPool {
     }
 }
 
-/// A symmetric pool as the segment source of a pool of a caching allocator (the *routed pool* below). Each segment of
-/// the routed pool is a block of the symmetric pool.
+/// A symmetric pool as the segment source of a pool of a caching allocator. The allocator's pool is called the *routed
+/// pool* below. Each segment of the routed pool is a block of the symmetric pool.
 ///
-/// The ranks must request and free the same segments in the same order. They do so if all ranks allocate and drop the
-/// same blocks of the routed pool in the same order, and use them on one stream. Otherwise the placement of blocks may
-/// differ between ranks. The next commit, or the hash of a collective, reports the difference.
+/// The ranks must request and free the same segments of the routed pool in the same order. They do so if all ranks
+/// allocate and drop the same blocks of the routed pool in the same order, and use them on one stream. Otherwise the
+/// placement of blocks may differ between ranks. The next commit, or the hash of a collective, reports the difference.
 ///
-/// An allocator releases cached segments, including those of the routed pool, in these cases:
+/// The allocator releases unused segments that it caches, including those of the routed pool, in these cases:
 /// - `Allocator::empty_cache` is called. All ranks must call it at the same points of the program.
-/// - Much memory is reserved ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
+/// - The allocator has reserved more memory than a threshold
+///   ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
 /// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool, this
 ///   happens only if the symmetric pool itself is out of memory.
 ///
@@ -132,15 +133,15 @@ impl SymmetricPool {
 /// ranks' requests differ.
 ///
 /// A request for a new segment blocks the calling thread until the streams of dropped slices ([`SymmetricPool::alloc`])
-/// are idle. The request fails if it cannot wait for one of these streams, for example because the stream captures. The
-/// symmetric pool's log then contains an allocation and a free, so it differs from the logs of ranks on which the
-/// request succeeded.
+/// are idle. The request fails if the thread cannot wait for one of these streams, for example because that stream is
+/// capturing. The symmetric pool's [log](SymmetricPool::log) then contains an allocation and a free, so it differs from
+/// the logs of ranks on which the request succeeded.
 ///
-/// If the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph also keeps the blocks of
-/// the routed pool that captured work of this library uses: their memory goes to no other block until the graph and its
-/// executables are dropped. For other captured work, call
+/// Captured graphs: if the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph keeps
+/// the blocks of the routed pool that captured work of this library uses. The memory of these blocks goes to no other
+/// block until the graph and its executables are dropped. For other captured work, call
 /// [`Allocator::used_by_graph`](caching_alloc::core::Allocator::used_by_graph). All ranks must drop their graphs at the
-/// same points of the program, because later requests may reuse the memory.
+/// same points of the program, because the placement of later blocks depends on it.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
