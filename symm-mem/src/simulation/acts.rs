@@ -28,11 +28,11 @@ impl World {
                 return Ok(());
             }
             Action::Commit { group, second, last, verify } => {
-                if verify || !self.skips(rank, group) {
+                if verify || !self.skip_if_nothing_new(rank, group) {
                     return self.commit(rank, group, second, last);
                 }
             }
-            Action::Skip { group } => self.skip(rank, group),
+            Action::Skip { group } => self.skip_commit(rank, group),
             Action::CommitAll { groups, last, verify } => self.commit_all(rank, &groups, last, verify),
             Action::AllocateAgreed { bytes } => return self.agree_on_length(rank, bytes),
             Action::Retire { nth, count } => return self.retire(rank, nth, count),
@@ -76,13 +76,14 @@ impl World {
         Ok(())
     }
 
-    /// Makes commits of the rank's first pool for `groups` the next actions of the rank, in the order of `commit_all`.
+    /// Inserts commits of the rank's first pool for `groups` as the next actions of the rank's program, in the order in
+    /// which the production function `commit_all` runs them.
     fn commit_all(&mut self, rank: u32, groups: &[u64], last: bool, verify: bool) {
         let state = self.rank(rank);
         let pool = state.pool.id();
         let named: Vec<(u32, GroupId, PoolId)> =
             groups.iter().filter_map(|group| Some((rank, state.groups.get(group)?.id, pool))).collect();
-        // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
+        // Each push goes to the front, so the last commit is pushed first.
         for at in several::in_order(&named).into_iter().rev() {
             let group = named[at].1.uid;
             state.program.push_front(Action::Commit { group, second: false, last, verify });
@@ -123,7 +124,7 @@ impl World {
         let state = self.rank(rank);
         state.observe()?;
         let device = state.device.clone();
-        for SegmentMemory { address, bytes, .. } in device.returned() {
+        for SegmentMemory { address, bytes, .. } in device.take_freed() {
             ensure!(
                 self.ranks[rank as usize].used_by_graph(address..address + bytes).is_none(),
                 "rank {rank} gives the memory at {address:#x} back, which a graph uses"
@@ -135,7 +136,7 @@ impl World {
                 );
             }
         }
-        device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
+        device.free_error().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
     }
 
     /// Creates a group on a rank, and joins its communicator. If the rank already has the group, first aborts the
@@ -152,7 +153,7 @@ impl World {
             state.pool.forget(former.id);
             made.id.epoch = former.id.epoch + u64::from(epoch);
             if !epoch {
-                (made.commits, made.seconds) = (former.commits, former.seconds);
+                (made.commits, made.second_commits) = (former.commits, former.second_commits);
                 made.life = former.life + 1;
             }
             (made.collectives, made.messages) = (former.collectives, former.messages);
@@ -178,8 +179,8 @@ impl World {
 
     /// Simulates a collective of a group on a block, unless the group is poisoned. Counts the collective, and records
     /// how it accesses the block, so that the oracle can compare the members. `site` identifies the collective. Checks
-    /// that the pool and the library report the same registration of the block. If the block is in a window, checks
-    /// that all members have registered the same segments in that window.
+    /// that the pool reports the registration of the block that the library's record has. If the block is in a window,
+    /// checks the window by [`check_window`](Self::check_window).
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let membership = state.groups.get_mut(&group).filter(|it| state.pool.poison(it.id).is_none());
@@ -215,8 +216,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks window `serial` of `rank`, which has the memory `own`: all members that have not left have registered the
-    /// same segments in their window `serial`, and `rank` reaches the memory of the next member through the window.
+    /// Checks window `serial` of `rank`, whose memory on this rank is `own`. All members that have not left must have
+    /// registered the same segments in their window `serial`, and `rank` must reach the memory of the next member
+    /// through the window.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

@@ -1,9 +1,12 @@
 //! Checks that the trouble of a run explains each refusal, poisoned group and undone registration.
+//!
+//! The *trouble* is the fault of the run, or the difference between ranks. The *culprit* is the rank that it concerns.
+//! Further terms are defined in [`super`].
 
 use std::{fmt, time::Duration};
 
 use super::{
-    results::{Ended, Kind, Said},
+    results::{Ended, Kind, MeetingResult},
     trouble::Trouble,
     violation::{Violation, bail, ensure},
     world::World,
@@ -18,28 +21,33 @@ use crate::{
 struct Circumstances<'a> {
     world: &'a World,
     kind: Kind,
-    /// The results of the members that have got one.
+    /// The ends of the meeting on the members that have got a result.
     told: &'a [&'a Ended],
     members: Vec<u32>,
     /// The culprit is a member.
     inside: bool,
-    /// The trouble may concern the members: the culprit is a member and has peers, or the meeting is of the domain.
+    /// The trouble may concern the members: the culprit is a member and has peers. Also true for every retirement.
     affected: bool,
-    /// The culprit was in doubt about a retirement or an agreement on a length. It then does not retire segments, and
-    /// does not allocate, as the others may have done.
-    parted: bool,
+    /// The culprit did not learn the result of a retirement or of an agreement on a length. So it has not retired the
+    /// segments, or has not allocated, although the others may have done so.
+    missed_change: bool,
     /// The histories of the ranks' pools may differ.
-    parts: bool,
-    /// The culprit was in doubt about a meeting of groups. It then enqueues nothing more on these groups, and the
-    /// others do.
-    stops: bool,
+    pools_may_differ: bool,
+    /// The culprit did not learn the result of a commit, plain registration or retirement, which has poisoned groups on
+    /// it. It then enqueues nothing more on these groups, while the others do.
+    culprit_stopped: bool,
 }
 
 impl World {
     /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
-    /// this. If the result blames a rank, checks that this rank is the culprit, the rank that the trouble concerns. A
-    /// few causes do not depend on the trouble, see [the invariants](super::oracle).
-    pub(super) fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
+    /// this. If the result blames a rank, checks that this rank is the culprit. A few causes do not depend on the
+    /// trouble, see [the invariants](super::oracle).
+    pub(super) fn judge_blame(
+        &self,
+        kind: Kind,
+        said: &MeetingResult,
+        told: &[&Ended],
+    ) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let circumstances = || Circumstances::of(self, kind, told);
         let wrong = |text: String| Violation(format!("under {trouble:?} on rank {culprit}: {text}"));
@@ -54,14 +62,14 @@ impl World {
         if let Some(poison) = said.poison() {
             return fit(circumstances().explain_poison(poison), poison);
         }
-        if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
+        if let MeetingResult::Plain(Ok(Plain::Undone { rank, cause })) = said {
             let lacks = !self.scenario.has_plain_registration() && cause.contains("ncclCommRegister");
             let fits = trouble.forbids_plain() && *rank == culprit || lacks;
             return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // Any refusal fits: the culprit has skipped a commit without counting it, so it meets the other members at
-        // another point of its program.
+        // Any refusal fits: the culprit has skipped a commit without counting it. So its later commits have the numbers
+        // of other commits of its peers, which their programs make at another point.
         if trouble == Trouble::Absent && circumstances().affected {
             return Ok(());
         }
@@ -69,8 +77,13 @@ impl World {
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if the trouble explains why these ranks are missing. If ranks lose the store, a missing rank is the
-    /// culprit, which is cut off, or it [came late](Self::came_late), or it waits in a circle with the culprit.
+    /// Returns true if the trouble explains why these ranks are missing in a meeting.
+    ///
+    /// If the trouble makes no rank lose the store, it must delay ranks, or all missing ranks [came
+    /// late](Self::came_late). If ranks lose the store, one of these must hold. The *cut-off* culprit is that of
+    /// [`Trouble::CutOff`]:
+    /// - The circle of waits contains the cut-off culprit.
+    /// - All missing ranks came late, except the cut-off culprit.
     fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
         let trouble = self.scenario.trouble;
         if !trouble.loses_store() {
@@ -82,12 +95,13 @@ impl World {
     }
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
-    /// meeting about `patience` after the first rank, or later. `patience` is the time that members wait for each
+    /// meeting about one patience after the first rank, or later. Patience is the time that members wait for each
     /// other. Ranks can be late without a trouble too: with a slow store, a rank with few groups begins a meeting so
     /// early that the others come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
-        // The other ranks need up to 8 messages to see that a rank has come. Each message takes up to `slowest` µs.
+        // The other ranks need up to 8 messages to or from the store to see that a rank has come. Each takes up to
+        // `slowest` µs.
         let messages = 8 * self.scenario.slowest;
         let late = |it: &&Ended| {
             let deadline = Duration::from_micros(it.span.deadline);
@@ -122,8 +136,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns true if the devices have little memory and a group was poisoned. Some ranks may then keep memory that
-    /// others free, so allocations may fail on some ranks only.
+    /// Returns true if the devices have little memory and a group was poisoned. A poisoned group may keep memory on
+    /// some ranks that others free. So allocations may fail on some ranks only.
     fn keeps_memory(&self) -> bool {
         self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
     }
@@ -134,7 +148,7 @@ impl<'a> Circumstances<'a> {
         let (trouble, culprit) = (world.scenario.trouble, world.scenario.culprit);
         let members = world.members(kind);
         let inside = members.contains(&culprit);
-        let parted = world.was_in_doubt(culprit, |kind| matches!(kind, Kind::Retire | Kind::Length));
+        let missed_change = world.was_in_doubt(culprit, |kind| matches!(kind, Kind::Retire | Kind::Length));
         Self {
             world,
             kind,
@@ -142,23 +156,24 @@ impl<'a> Circumstances<'a> {
             inside,
             affected: inside && members.len() > 1 || kind == Kind::Retire,
             members,
-            parted,
-            parts: trouble.parts_pools() || world.keeps_memory() || parted,
-            stops: world.was_in_doubt(culprit, |kind| kind.is_of_pool() && kind != Kind::Length),
+            missed_change,
+            pools_may_differ: trouble.makes_pools_differ() || world.keeps_memory() || missed_change,
+            culprit_stopped: world.was_in_doubt(culprit, |kind| kind.is_of_pool() && kind != Kind::Length),
         }
     }
 
-    /// Returns true if the ranks `missing` may be missing because of the trouble, or because another domain is waited
-    /// for.
+    /// Returns true if `missing` is not empty, and the trouble explains why these ranks are missing, or the `circle` of
+    /// waits [arises because the ranks disagree about the members of the domain](World::waits_in_other_domain).
     fn may_miss(&self, missing: &[u32], circle: &[Waiting]) -> bool {
         !missing.is_empty()
             && (self.world.waits_in_other_domain(circle)
                 || self.world.may_be_late(self.told, missing, circle))
     }
 
-    /// Returns true if the trouble silences the culprit for so long that the members lose it, and it alone is `missing`.
+    /// Returns true if the culprit alone is `missing`, and the trouble can make the members [lose its
+    /// outcome](Trouble::loses_outcome).
     fn is_lost(&self, missing: &[u32]) -> bool {
-        self.world.scenario.trouble.silences_past_budgets() && missing == [self.world.scenario.culprit]
+        self.world.scenario.trouble.loses_outcome() && missing == [self.world.scenario.culprit]
     }
 
     fn cannot_map(&self, rank: u32) -> bool {
@@ -179,7 +194,7 @@ impl<'a> Circumstances<'a> {
             }
             RendezvousRefusal::SubjectMismatch { .. }
             | RendezvousRefusal::SizeMismatch { .. }
-            | RendezvousRefusal::OffsetMismatch { .. } => self.parts || self.affected && differs,
+            | RendezvousRefusal::OffsetMismatch { .. } => self.pools_may_differ || self.affected && differs,
             _ => self.inside && differs,
         }
     }
@@ -209,14 +224,14 @@ impl<'a> Circumstances<'a> {
                 }
                 _ => self.is_lost(missing),
             },
-            Poison::StoreLost { rank, .. } => self.inside && *rank == culprit && self.stops,
-            Poison::RegistrationBlocked { .. } => self.affected && trouble.blocks_past_budgets(),
-            // Possible if the culprit has skipped a commit without counting it, and then creates the group anew.
-            // Its committed log begins again, and its next commit has the number of the skipped one, in which the
-            // other members may still wait with the committed log of the old group.
-            // Possible too for a group that is created after a retirement about which the culprit was in doubt.
+            Poison::StoreLost { rank, .. } => self.inside && *rank == culprit && self.culprit_stopped,
+            Poison::RegistrationBlocked { .. } => self.affected && trouble.blocks_registration(),
+            // Possible if the culprit has skipped a commit without counting it, and then creates the group again. Its
+            // committed log is then empty, and its next commit has the number of the skipped commit. The other members
+            // may still wait in that commit, with the committed log of the old group.
+            // Also possible for a group that is created after a retirement whose result the culprit did not learn.
             Poison::CommittedLogDiverged { .. } => {
-                self.affected && (trouble == Trouble::Absent || self.parted)
+                self.affected && (trouble == Trouble::Absent || self.missed_change)
             }
             Poison::WindowsUnsupported { .. } => self.affected && trouble == Trouble::SomeWithoutWindows,
             Poison::RetirementFailed { rank, .. } => {
@@ -233,14 +248,15 @@ impl<'a> Circumstances<'a> {
             Refusal::SyncTimeout { missing, circle, .. } => {
                 let missing: Vec<u32> = missing.iter().map(|it| it.rank).collect();
                 !missing.is_empty()
-                    && self.world.is_told_the_generation(self.told, circle)
+                    && self.world.is_timeout_right(self.told, circle)
                     && missing.iter().all(|rank| self.members.contains(rank))
                     && self.world.may_be_late(self.told, &missing, circle)
             }
             Refusal::SegmentCountMismatch { .. }
             | Refusal::SegmentShapeMismatch { .. }
             | Refusal::AllocationDiverged { .. } => {
-                self.affected && (trouble.parts_pools() || self.parted) || self.world.keeps_memory()
+                self.affected && (trouble.makes_pools_differ() || self.missed_change)
+                    || self.world.keeps_memory()
             }
             Refusal::MemberLost { rank, .. } => trouble.silences() && *rank == culprit,
             Refusal::EpochMismatch { .. } => trouble.delays() && !trouble.loses_store(),
@@ -252,9 +268,9 @@ impl<'a> Circumstances<'a> {
                 matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
             }
             Refusal::VersionMismatch { versions } => self.world.speaks_otherwise_alone(versions),
-            Refusal::RetirementMismatch { .. } | Refusal::SegmentInUse { .. } => self.parts,
+            Refusal::RetirementMismatch { .. } | Refusal::SegmentInUse { .. } => self.pools_may_differ,
             Refusal::SegmentPinned { graphs, .. } => {
-                (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || self.parts
+                (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || self.pools_may_differ
             }
             Refusal::PeerPrepareFailed { cause, .. }
                 if self.kind == Kind::Retire && cause.contains("shares a window") =>
@@ -262,7 +278,7 @@ impl<'a> Circumstances<'a> {
                 self.world.scenario.release >= 23003
             }
             Refusal::PeerPrepareFailed { rank, .. } => {
-                trouble == Trouble::PrepareFails && *rank == culprit || self.parts
+                trouble == Trouble::PrepareFails && *rank == culprit || self.pools_may_differ
             }
             Refusal::CommitDuringCapture { ranks } => {
                 matches!(trouble, Trouble::Capturing | Trouble::CapturingUndeclared) && *ranks == [culprit]
@@ -277,15 +293,15 @@ impl<'a> Circumstances<'a> {
             }
             Refusal::MessagesOutstanding { from, to, sent, received, .. } => {
                 trouble == Trouble::HalfSent && *from == culprit && to != from && *sent == received + 1
-                    || self.stops && [*from, *to].contains(&culprit)
+                    || self.culprit_stopped && [*from, *to].contains(&culprit)
             }
             Refusal::CollectivesOutstanding { collectives, .. } => {
-                (trouble == Trouble::HalfEnqueued || self.stops)
+                (trouble == Trouble::HalfEnqueued || self.culprit_stopped)
                     && collectives.entries.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::QuiesceFailed { rank, .. } => {
                 let rests_not = matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate);
-                (rests_not || trouble.silences_past_budgets()) && *rank == culprit
+                (rests_not || trouble.loses_outcome()) && *rank == culprit
             }
             _ => false,
         }

@@ -42,7 +42,8 @@ pub(super) fn begin(name: &str, job: impl FnOnce() + Send + 'static) -> Result<(
 }
 
 impl Communicator {
-    /// Makes the communicators of a group, one for the device of each member.
+    /// Makes the communicator of a group, and returns one handle of it for each member. `members` are the contexts of
+    /// the members' devices.
     pub(super) fn make(api: &Api, members: &[Context]) -> Result<Vec<Self>, Violation> {
         let mut id = ncclUniqueId::default();
         // SAFETY: NCCL writes one id to `id`.
@@ -76,8 +77,8 @@ impl Communicator {
     }
 
     /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. When NCCL has registered
-    /// the windows, `end` gets their handles, in the order of `memory`. If NCCL fails, `end` gets a description of its
-    /// error.
+    /// the windows, calls `end` with their handles, in the order of `memory`. If NCCL fails, calls `end` with a
+    /// description of the error.
     pub(super) fn register(
         &self,
         memory: Vec<(u64, u64)>,

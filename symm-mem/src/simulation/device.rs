@@ -96,7 +96,7 @@ impl Devices {
         self.world.faults().clear();
     }
 
-    /// Ends the devices. Fails if memory is still allocated, or a request was invalid.
+    /// Ends the devices. Fails if memory is still allocated, or if a call to the driver or to NCCL was invalid.
     pub(super) fn finish(self) -> Result<(), Violation> {
         let Self { world, driver, .. } = self;
         drop(driver);
@@ -107,8 +107,8 @@ impl Devices {
 /// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds of gpu-sim.
 /// `from_parts` checks them, which takes long, so this function calls it once for each release in a process.
 ///
-/// The check draws random numbers of the thread's current world, so it has a world of its own. In the world of a run, a
-/// run that makes the check would differ from a run with the same seed that does not.
+/// The check draws random numbers from the thread's current world. So it gets a world of its own: in the world of a
+/// run, it would make this run differ from later runs with the same seed, which need no check.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = lock(&FUNCTIONS);
@@ -125,14 +125,14 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     Ok(functions)
 }
 
-/// Work on a device, see [`Device::begin_work`]: a stream that waits for the word to become 1.
+/// Work on a device, see [`Device::begin_work`]: a stream that waits until `word` is 1.
 pub(super) struct DeviceWork {
     stream: Stream,
     word: DeviceMemory,
 }
 
 impl DeviceWork {
-    /// Ends the work, and the waits for an idle device.
+    /// Ends the work. This also ends the waits of [`Device::rest`] for it.
     pub(super) fn end(self) -> Result<(), Violation> {
         let Self { stream, word } = self;
         word.copy_from_host(0, &[1_u64]).map_err(Violation::of)?;
@@ -152,16 +152,16 @@ pub(super) struct Device {
 
 #[derive(Debug, Default)]
 struct Releases {
-    /// The segments freed since the last call of [`Device::returned`].
-    returned: Vec<SegmentMemory>,
-    /// The first error of freeing a segment, see [`Device::wrong`].
-    wrong: Option<String>,
+    /// The segments freed since the last call of [`Device::take_freed`].
+    freed: Vec<SegmentMemory>,
+    /// The first error of freeing a segment, see [`Device::free_error`].
+    first_error: Option<String>,
 }
 
 impl Device {
     /// Returns the segments freed since the last call of this function.
-    pub(super) fn returned(&self) -> Vec<SegmentMemory> {
-        std::mem::take(&mut self.releases().returned)
+    pub(super) fn take_freed(&self) -> Vec<SegmentMemory> {
+        std::mem::take(&mut self.releases().freed)
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -186,8 +186,8 @@ impl Device {
         self.source.upstream().physical(address)
     }
 
-    /// Opens memory of any device for this device, as `sharing` opens memory of the same process. Returns a description
-    /// of the error if this fails.
+    /// Maps memory of any device for this device, as `sharing` maps memory of the same process. If this fails, returns
+    /// a description of the error.
     pub(super) fn open(&self, memory: &PhysicalMemory) -> Result<Mapping, String> {
         sharing::map(&self.context, memory, memory.bytes()).map_err(|error| error.to_string())
     }
@@ -205,8 +205,8 @@ impl Device {
         make().map_err(|error: cuda_driver::Error| Violation::of(error))
     }
 
-    /// Waits until the device is idle, in a coroutine. Returns the outcome, or `None` if the device has work that does
-    /// not end. The wait then ends with this work.
+    /// Waits in a coroutine until the device is idle. Returns the outcome of the wait, or `None` if the device has work
+    /// that does not end now. In that case, the coroutine waits until [`DeviceWork::end`].
     pub(super) fn rest(&self) -> Result<Option<Release>, Violation> {
         let rested = Arc::new(Mutex::new(None));
         let (context, end) = (self.context.clone(), rested.clone());
@@ -222,14 +222,14 @@ impl Device {
     /// Fails if memory of this source is still allocated, or if freeing a segment has failed. The error names `rank`,
     /// the owner of the source.
     pub(super) fn check_released(&self, rank: u32) -> Result<(), Violation> {
-        let (live, wrong) = (self.source.allocated(), self.wrong());
-        ensure!(live == 0 && wrong.is_none(), "rank {rank} leaves {live} bytes of device memory: {wrong:?}");
+        let (live, error) = (self.source.allocated(), self.free_error());
+        ensure!(live == 0 && error.is_none(), "rank {rank} leaves {live} bytes of device memory: {error:?}");
         Ok(())
     }
 
     /// Returns the first error of freeing a segment, or `None` if there was none.
-    pub(super) fn wrong(&self) -> Option<String> {
-        self.releases().wrong.clone()
+    pub(super) fn free_error(&self) -> Option<String> {
+        self.releases().first_error.clone()
     }
 
     fn releases(&self) -> MutexGuard<'_, Releases> {
@@ -254,8 +254,8 @@ impl SegmentSource for Device {
         let released = self.source.release(memory);
         let mut releases = self.releases();
         match &released {
-            Ok(()) => releases.returned.push(*memory),
-            Err(error) => _ = releases.wrong.get_or_insert(error.to_string()),
+            Ok(()) => releases.freed.push(*memory),
+            Err(error) => _ = releases.first_error.get_or_insert(error.to_string()),
         }
         released
     }

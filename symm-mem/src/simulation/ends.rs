@@ -1,4 +1,4 @@
-//! Ends the meetings of ranks, and checks for leaks at the end of a run.
+//! Ends the [meetings](super) of ranks, and checks for leaks at the end of a run.
 
 use std::{
     mem,
@@ -15,7 +15,7 @@ use super::{
     device,
     library::Life,
     rank::{Rank, Task},
-    results::{Ended, Kind, Meeting, Said},
+    results::{Ended, Kind, Meeting, MeetingResult},
     violation::{Violation, bail, ensure},
     work::{MappingKey, Unregistered, Work},
     world::{Event, World, tell},
@@ -27,33 +27,33 @@ use crate::{
     membership::{GroupState, commit::Done},
 };
 
-/// The description of a store failure. The simulation passes it to the pool at the end of each commit, agreement on
-/// plain registration and retirement. The pool uses it in its error if the meeting has ended because the store failed.
+/// The description of a store failure. The simulation passes this text to the pool at the end of each commit, plain
+/// registration and retirement. If the meeting has ended because the store failed, the pool's error contains the text.
 pub(super) const LOST: &str = "the store is gone";
 /// The longest time in µs for which a rank pauses after it has lost the store in a meeting.
 const LONGEST_PAUSE: u64 = 10_000_000;
 
-/// What is left to do after a result was passed to the pool.
+/// The work that remains after the result of a meeting has been passed to the pool.
 #[derive(Default)]
 struct Applied {
-    /// The segments that a commit has left without windows.
+    /// The segments that a commit has left without windows. They are then registered plainly.
     unregistered: Option<Unregistered>,
-    /// The name of the agreement, if it was agreed.
+    /// The name of the meeting, if it has succeeded.
     met: Option<String>,
-    /// The places whose keys earlier meetings of the same kind may have left.
+    /// The earlier meetings of the same kind that may have left keys in the store.
     earlier: Vec<Place>,
 }
 
 impl World {
     /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the rank can reach
-    /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and those that earlier
+    /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and the keys that earlier
     /// meetings of the same kind may have left.
     ///
     /// If a commit has left segments without windows, registers these segments plainly and begins the agreement on this
     /// registration, whose end schedules the next action. Otherwise schedules the next action.
-    pub(super) fn end(&mut self, rank: u32, said: Said, read: &[String]) -> Result<(), Violation> {
+    pub(super) fn end(&mut self, rank: u32, said: MeetingResult, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
-        let Some(Task { work, span, history, registered, records, .. }) = state.task.take() else {
+        let Some(Task { work, span, history, registered, record_prefix, .. }) = state.task.take() else {
             return Ok(());
         };
         let Meeting { kind, round, .. } = span.meeting;
@@ -65,7 +65,7 @@ impl World {
             groups.iter().filter(|group| pool.poison(**group).is_some()).count()
         };
         let before = poisoned(state);
-        let arrived = self.arrived(kind, records.as_deref());
+        let arrived = self.arrived(kind, record_prefix.as_deref());
         let Applied { unregistered, met, earlier } = self.apply(rank, kind, work, said.clone())?;
         let state = self.rank(rank);
         let poisoned = [before, poisoned(state)];
@@ -79,7 +79,7 @@ impl World {
             earlier.iter().for_each(|place| remove_left(&store, place));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
-        let (ended, posted) = (self.now, records.is_some());
+        let (ended, posted) = (self.now, record_prefix.is_some());
         self.ended.push(Ended {
             rank,
             span,
@@ -103,48 +103,57 @@ impl World {
         Ok(())
     }
 
-    /// Passes the result `said` of a meeting to the pool of its rank, or to the rank's model of an exchange or a
-    /// rendezvous.
-    fn apply(&mut self, rank: u32, kind: Kind, work: Work, said: Said) -> Result<Applied, Violation> {
+    /// Passes the result `said` of a meeting to the pool of its rank. The result of a rendezvous or an exchange goes to
+    /// the rank's state in the simulation instead.
+    fn apply(
+        &mut self,
+        rank: u32,
+        kind: Kind,
+        work: Work,
+        said: MeetingResult,
+    ) -> Result<Applied, Violation> {
         let state = &mut self.ranks[rank as usize];
         let mut applied = Applied::default();
         match (work, said) {
-            (Work::Commit { machine, group_state, mut segments, serials, .. }, Said::Commit(result)) => {
+            (
+                Work::Commit { machine, group_state, mut segments, serials, .. },
+                MeetingResult::Commit(result),
+            ) => {
                 applied.met = result.is_ok().then_some(machine.member.name);
                 let without = self.end_commit(rank, kind, &group_state, &segments, &serials, result)?;
                 applied.earlier = lock(&group_state).log.take_left();
                 segments.truncate(without);
                 applied.unregistered = (without > 0).then_some(Unregistered { group_state, segments });
             }
-            (Work::Plain { unregistered, registered, .. }, Said::Plain(result)) => {
+            (Work::Plain { unregistered, registered, .. }, MeetingResult::Plain(result)) => {
                 self.end_plain(rank, &unregistered, registered, result)?;
             }
-            (Work::Retire { machine, ordinals, group_states }, Said::Retire(result)) => {
+            (Work::Retire { machine, ordinals, group_states }, MeetingResult::Retire(result)) => {
                 let memberships = state.pool.memberships();
                 applied.earlier = memberships.meetings().end(&machine.member, result.is_ok());
                 let lost = Some(LOST.to_owned());
                 if self.scenario.is_culprit(rank) {
-                    self.work.take().map_or(Ok(()), device::DeviceWork::end)?;
+                    self.device_work.take().map_or(Ok(()), device::DeviceWork::end)?;
                 }
                 let (_, dead) = memberships.end_retirement(&ordinals, &group_states, &result, lost);
                 let mut dead = dead.into_iter().map(|id| state.life(id));
                 dead.try_for_each(|life| self.library.leave(life, rank))?;
                 applied.met = result.is_ok().then_some(machine.member.name);
             }
-            (Work::Length { machine }, Said::Length(result)) => {
+            (Work::Length { machine }, MeetingResult::Length(result)) => {
                 applied.earlier = state.pool.memberships().meetings().end(&machine.member, result.is_ok());
                 if let Ok(bytes) = result {
                     applied.met = Some(machine.member.name);
                     self.allocate(rank, bytes)?;
                 }
             }
-            (Work::Meet { group, mapping, number, token, peers, .. }, Said::Meet(result)) => {
+            (Work::Meet { group, mapping, number, token, peers, .. }, MeetingResult::Meet(result)) => {
                 let own = self.offers.remove(&token).map(|offer| offer.identity);
                 if let Ok(since) = result {
                     self.end_meet(rank, (group, mapping), (number, since), peers, own)?;
                 }
             }
-            (Work::Exchange { exchanging, .. }, Said::Exchange(result)) => {
+            (Work::Exchange { exchanging, .. }, MeetingResult::Exchange(result)) => {
                 self.end_exchange(rank, *exchanging, result)?;
             }
             _ => bail!("rank {rank} ends what it has not begun"),
@@ -152,9 +161,12 @@ impl World {
         Ok(applied)
     }
 
-    /// Checks that a rendezvous that is agreed for the mapping of a group gives this rank the memory that it came with,
-    /// as all peers' memory has the same identity. `number` is the number of this rendezvous, and `since` that of the
-    /// rendezvous that mapped the memory. `peers` are the identities that this rank has read, if it has mapped memory.
+    /// Ends a successful rendezvous of a group on a rank. `number` is the number of the rendezvous. `since` is the
+    /// number of the rendezvous that mapped the peers' memory: this one or an earlier one. `peers` are the identities
+    /// that the rank has read from the peers' memory, if this rendezvous has mapped it.
+    ///
+    /// Checks that the rank has the mapping, and that the memory of every peer has the identity `own`, which is that of
+    /// the memory that the rank has offered.
     fn end_meet(
         &mut self,
         rank: u32,
@@ -178,8 +190,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Checks that the committed segments have the agreed state. Returns how many of them are
-    /// left for plain registration: all if the commit found that windows are unsupported, else 0.
+    /// Ends a commit on a rank. Checks that the committed segments have the agreed state. Returns how many of them the
+    /// rank then registers plainly: all if the library does not support windows, else 0.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -199,8 +211,8 @@ impl World {
         let memberships = state.pool_of(kind).memberships();
         let lost = Some(LOST.to_owned());
         let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
-        // The rank leaves the communicator of a poisoned group. Exception: if the group is poisoned only for the second
-        // pool, the first pool still uses the communicator.
+        // The rank leaves the communicator of a poisoned group. Exception: after a commit of the second pool, the rank
+        // stays, because the first pool still uses the communicator.
         if group_state.log.poison().is_some() && !is_second {
             self.library.leave(life, rank)?;
         }
@@ -277,7 +289,7 @@ impl World {
             let kept: Vec<_> = kept.collect();
             drop(state);
             for (life, memory) in kept.into_iter().rev() {
-                for memory in device.returned() {
+                for memory in device.take_freed() {
                     let holder = self.library.reached(rank, memory.address, memory.bytes);
                     ensure!(
                         holder.is_none_or(|(_, holder)| holder != rank),

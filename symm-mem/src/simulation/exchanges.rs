@@ -6,9 +6,9 @@
 //! of a name gets a higher *generation*, and the earlier plans of the name can run no more transfers.
 //!
 //! A rank *closes* a plan by unmapping the peers' memory that the plan uses, and reports this to the peers. Until all
-//! peers have closed the plan, they may access the memory and slots that the rank lends. So a *lease* keeps the memory
-//! and slots for a limited time. If the lease expires before all peers have closed the plan, the plan is in
-//! *quarantine*: it keeps its memory and slots until the end of the run.
+//! peers have closed the plan too, they may access the memory and slots that the rank lends for it. So the rank keeps
+//! these under a *lease*, for a limited time. If the lease expires before all peers have closed the plan, the plan is
+//! in *quarantine*: it keeps its memory and slots until the end of the run.
 
 use std::{
     collections::BTreeMap,
@@ -53,8 +53,8 @@ impl Drop for Allocation {
     }
 }
 
-/// A peer's allocation that this rank has opened, and this rank's mapping of it. The reference is weak so that it does
-/// not keep the allocation: if the upgrade fails, the peer has freed the memory.
+/// A peer's allocation that this rank has opened, and this rank's mapping of it. The reference is weak, so that only
+/// the peer keeps the allocation. If an upgrade fails, the peer has freed the memory.
 #[derive(Debug)]
 pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
 
@@ -77,10 +77,10 @@ pub(super) struct ExchangePlan {
 /// The plans of a group with the same name, on one rank.
 #[derive(Default)]
 pub(super) struct Named {
-    /// The record of the current generation. This is production code, and is tested here.
+    /// The production type that keeps the current generation. The simulation tests it.
     pub(super) generations: Generations,
-    /// The generation of the last plan that this rank has agreed on. The simulation checks `generations` against it.
-    /// The rank may execute only the transfers of the plan with this generation.
+    /// The generation of the last plan that this rank has agreed on. The rank may execute only the transfers of this
+    /// plan. The simulation checks `generations` against this value.
     pub(super) agreed: u64,
     /// The plans that the rank has not closed, in the order in which the rank has agreed on them.
     pub(super) plans: Vec<ExchangePlan>,
@@ -90,13 +90,15 @@ pub(super) struct Named {
 pub(super) struct Exchanges {
     pub(super) device: Arc<Device>,
     /// The number of the group's next exchange on this rank. The key of an exchange contains its number.
-    pub(super) numbers: u64,
+    pub(super) next_number: u64,
     /// The current allocation of each buffer that the rank lends, by the index of the buffer, which is below
     /// [`BUFFERS`].
     pub(super) buffers: BTreeMap<u64, Arc<Allocation>>,
     /// The plans that the rank has not closed, by name.
     pub(super) plans: BTreeMap<u64, Named>,
+    /// The peers' memory that is open on this rank.
     pub(super) handles: Handles<Import>,
+    /// The slots that the rank lends to its peers.
     pub(super) slots: Slots,
     /// The plans that this rank has closed, or whose exchange has failed on it, while peers may still access the memory
     /// and slots that it lends for them.
@@ -109,7 +111,7 @@ impl Exchanges {
     pub(super) fn new(device: Arc<Device>) -> Self {
         Self {
             device,
-            numbers: 0,
+            next_number: 0,
             buffers: BTreeMap::new(),
             plans: BTreeMap::new(),
             handles: Handles::default(),
@@ -137,8 +139,8 @@ pub(super) struct Exchanging {
     pub(super) ends: Vec<End>,
     /// The allocation that this rank lends for each transfer in which it is the lender.
     pub(super) lent: Vec<Arc<Allocation>>,
-    /// The peers' memory that was open on this rank before the exchange. The rank's record lists it. It stays open
-    /// during the exchange.
+    /// The peers' memory that was open on this rank before the exchange. It is listed in the rank's record, and stays
+    /// open during the exchange.
     pub(super) held: Open<Import>,
     /// The peers' memory that the rank has opened in this exchange.
     pub(super) opened: Open<Import>,

@@ -1,5 +1,5 @@
-//! Decides which keys may be left in the store at the end of a run. Most keys belong to a meeting. The members should
-//! remove these keys after the meeting.
+//! Decides which keys may be left in the store at the end of a run. Most keys belong to a meeting (an agreement among
+//! ranks), and its members should remove them after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,14 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     pub(super) repeated: BTreeSet<String>,
-    /// For each pool and purpose, the number of the last successful meeting. All members took part in this meeting. The
-    /// purpose is the retirement of segments, an agreement on a length, or a commit for one group. The name of a
-    /// meeting consists of its domain, pool, purpose and number. The key of this map is the name without the number.
+    /// The last successful meeting of each pool and purpose. All members took part in it. The key is the name of the
+    /// meeting without its number: the domain, the pool and the purpose, which is retirement, length (of an
+    /// allocation), or a commit for one group. The value is the number.
     met: BTreeMap<String, u64>,
 }
 
 impl Keys {
-    /// Records that all members have taken part in the meeting whose agreement has this name.
+    /// Records that all members have taken part in the meeting with this name.
     pub(super) fn meet(&mut self, name: &str) {
         if let Some((subject, round)) = name.rsplit_once('/')
             && let Ok(round) = round.parse()
@@ -47,7 +47,7 @@ impl Keys {
             return None;
         }
         // If a rank comes late to a meeting or misses it, the keys of the meeting stay until a later meeting of all
-        // members removes them. `OtherDomain` has this effect too.
+        // members removes them. Under `OtherDomain`, keys stay in this way too.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {

@@ -25,8 +25,8 @@ use super::{
 };
 use crate::lock::lock;
 
-/// One creation of a group. A group can be created again with the same id. The new one has a new communicator and the
-/// next `number`.
+/// One creation of a group. A group can be created again with the same id: it then has a new communicator and the next
+/// `number`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Life {
     pub(super) group: GroupId,
@@ -96,25 +96,27 @@ impl MemberState {
     }
 }
 
+/// The communicator of one [`Life`] of a group. `sides` has the state of each member that has joined.
 #[derive(Debug)]
 struct Communicators {
     members: Vec<u32>,
     sides: BTreeMap<u32, MemberState>,
 }
 
-/// An ended call of [`Library::register`], with its `token`. If the call has succeeded, `serials` has the serials of
-/// its windows. Otherwise, it has a description of the library's error.
+/// An ended call of [`Library::register`], with its `token`. `serials` has the serials of the call's windows, or a
+/// description of the library's error.
 pub(super) struct EndedCall {
     pub(super) group: Life,
     pub(super) rank: u32,
     pub(super) token: u64,
-    /// The bytes of all windows of the call.
+    /// The size of all windows of the call together.
     pub(super) bytes: u64,
     pub(super) serials: Result<Vec<u64>, String>,
 }
 
-/// The calls that have ended since [`Library::returned`] last took them: the member's group and rank, the index of the
-/// call in [`MemberState::calls`], and the handles of the windows, or a description of NCCL's error.
+/// The calls that have ended since [`Library::take_ended_calls`] last took them. Each entry has the member's group and
+/// rank, the index of the call in [`MemberState::calls`], and the handles of the windows or a description of NCCL's
+/// error.
 type Ends = Arc<Mutex<Vec<(Life, u32, usize, Result<Vec<usize>, String>)>>>;
 
 /// All communicators of all groups, and the record of their registrations.
@@ -191,8 +193,8 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Begins a member's call that registers one window for each of the `extents`. After the call has ended,
-    /// [`returned`](Self::returned) returns its outcome with the same `token`.
+    /// Begins a member's call that registers one window for each of the `extents`. When the call has ended,
+    /// [`take_ended_calls`](Self::take_ended_calls) returns its outcome with the same `token`.
     ///
     /// # Errors
     /// The member has left, one of the `extents` overlaps a window that the member still has registered, or NCCL would
@@ -216,8 +218,8 @@ impl Library {
         }
         let memory = extents.iter().map(|extent| (extent.address, extent.bytes)).collect();
         side.calls.push(WindowCall { extents, token });
-        let turn = side.calls.len() - 1;
-        let call = |member: &u32| Some((*member, sides.get(member)?.calls.get(turn)?));
+        let index = side.calls.len() - 1;
+        let call = |member: &u32| Some((*member, sides.get(member)?.calls.get(index)?));
         if let Some(met) = members.iter().map(call).collect::<Option<Vec<(u32, &WindowCall)>>>() {
             let (first, own) = met[0];
             if let Some((other, _)) = met.iter().find(|(_, call)| !are_same(own, call)) {
@@ -225,21 +227,22 @@ impl Library {
             }
         }
         let Some(side) = self.side(group, rank) else { return Ok(()) };
-        // Before all members have joined, there is no communicator. The call would wait for them, so it is not made.
+        // Before all members have joined, there is no communicator. The call into NCCL would wait for them, so it is
+        // not made.
         let ends = self.ends.clone();
         let end = move |windows| {
-            lock(&ends).push((group, rank, turn, windows));
+            lock(&ends).push((group, rank, index, windows));
         };
         side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, end))
     }
 
-    /// Returns the calls of [`register`](Self::register) that have ended since the last call of `returned`.
-    pub(super) fn returned(&mut self) -> Vec<EndedCall> {
+    /// Returns the calls of [`register`](Self::register) that have ended since the last call of `take_ended_calls`.
+    pub(super) fn take_ended_calls(&mut self) -> Vec<EndedCall> {
         let mut ended = Vec::new();
         let ends = mem::take(&mut *lock(&self.ends));
-        for (group, rank, turn, windows) in ends {
+        for (group, rank, index, windows) in ends {
             let Some(side) = self.side_mut(group, rank) else { continue };
-            let WindowCall { extents, token } = &side.calls[turn];
+            let WindowCall { extents, token } = &side.calls[index];
             let (bytes, token) = (extents.iter().map(|extent| extent.bytes).sum(), *token);
             let first = side.windows.len() as u64;
             let serials = windows.map(|windows| {
@@ -349,8 +352,8 @@ impl Library {
     /// `rank` or the next member has left or has deregistered the window.
     pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
-        let place = members.iter().position(|member| *member == rank).unwrap_or(0);
-        let next = (place + 1) % members.len();
+        let own_index = members.iter().position(|member| *member == rank).unwrap_or(0);
+        let next = (own_index + 1) % members.len();
         let peer = self.live_window(group, members[next], serial);
         match self.live_window(group, rank, serial).filter(|_| peer.is_some()) {
             Some((side, _, handle)) => side.communicator()?.peer_window(handle, next),

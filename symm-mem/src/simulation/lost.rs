@@ -1,11 +1,13 @@
 //! Checks of ranks that lose the store and go on with their programs, and of the ranks that meet them.
 //!
 //! - Only a rank that the trouble separates from the store reports a failure of the store, and only for a meeting that
-//!   it was in during this time. For a meeting that it begins in this time, it reports nothing else.
-//! - A rank is [in doubt](bootstrap::agreement) if it has asked the store to store its record. It then poisons all
-//!   groups whose windows may depend on the result, and its error says so. Otherwise it poisons none.
-//! - If the store has no record of such a rank, the other members wait in vain: their refusal names the rank. If they
-//!   get another result, the rank is in doubt.
+//!   it was in during the separation. If it begins a meeting during the separation, it reports this failure and no
+//!   other result.
+//! - A rank that reports a failure of the store is [in doubt](bootstrap::agreement) if it has asked the store to store
+//!   its record. It then poisons all groups whose windows may depend on the result, and its error says so. Otherwise it
+//!   poisons no group.
+//! - If the store has no record of such a rank, the other members wait in vain, and their refusal names the rank. If
+//!   the members get a result that does not report missing records, the rank has asked the store to store its record.
 //! - No other member is named, except one that came late because it waited for such a rank.
 //! - Segments become windows on all members of a group, or on none. A group that is poisoned on one member gets no new
 //!   windows on the others.
@@ -15,7 +17,7 @@ use process_group::group::GroupId;
 
 use super::{
     ends::LOST,
-    results::{Ended, Kind, Said},
+    results::{Ended, Kind, MeetingResult},
     trouble::Trouble,
     violation::{Violation, ensure},
     world::World,
@@ -35,17 +37,17 @@ impl World {
         }
     }
 
-    /// Returns true if a meeting of this rank has ended in doubt, of a kind for which `is_kind` returns true.
+    /// Returns true if this rank was in doubt at the end of a meeting of a kind for which `is_kind` returns true.
     pub(super) fn was_in_doubt(&self, rank: u32, is_kind: impl Fn(Kind) -> bool) -> bool {
         let mut meetings = self.ended.iter().filter(|it| it.rank == rank && it.said.is_in_doubt());
         meetings.any(|it| is_kind(it.span.meeting.kind))
     }
 
-    /// Returns the members whose records are in the store. `records` is the key of a record without the rank at its
-    /// end. See [`Ended::arrived`].
-    pub(super) fn arrived(&self, kind: Kind, records: Option<&str>) -> Option<Vec<u32>> {
-        let records = records.filter(|_| self.scenario.trouble.loses_store())?;
-        let has_posted = |rank: &u32| self.network.value(&format!("{records}/{rank}")).is_some();
+    /// Returns the members of a meeting of this kind whose records are in the store. `record_prefix` is the key of a
+    /// record without the rank at its end. See [`Ended::arrived`].
+    pub(super) fn arrived(&self, kind: Kind, record_prefix: Option<&str>) -> Option<Vec<u32>> {
+        let record_prefix = record_prefix.filter(|_| self.scenario.trouble.loses_store())?;
+        let has_posted = |rank: &u32| self.network.value(&format!("{record_prefix}/{rank}")).is_some();
         Some(self.members(kind).into_iter().filter(has_posted).collect())
     }
 
@@ -71,8 +73,9 @@ impl World {
         };
         let is_in = lost.span.begun < outage.end && outage.start <= lost.ended;
         ensure!(is_in, "it could reach the store at all times of the meeting");
-        // The members of a plain registration have registered before they meet. The members of a commit may have
-        // decided to refuse it, and only search for the difference between their pools.
+        // A rank that has posted its record is in doubt. Two exceptions: in the agreement on a plain registration, a
+        // rank is always in doubt, because it has registered before. In a commit, the members may have refused already
+        // and only search for the difference between their pools. Then the rank need not be in doubt.
         let only_explains = matches!(kind, Kind::Commit(_) | Kind::Second(_))
             && told.iter().all(|it| it.said.refusal().is_some_and(|refusal| refusal.divergence().is_some()));
         let in_doubt = lost.said.is_in_doubt();
@@ -107,7 +110,7 @@ impl World {
         &self,
         rank: u32,
         kind: Kind,
-        said: &Said,
+        said: &MeetingResult,
         groups: &[GroupId],
     ) -> Result<(), Violation> {
         let pool = self.ranks[rank as usize].pool_of(kind);
@@ -116,14 +119,22 @@ impl World {
             groups.iter().copied().filter(|group| kind != Kind::Retire || pool.poison(*group).is_some());
         let named = named.collect();
         let error = match said.clone() {
-            Said::Commit(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
-            Said::Plain(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
-            Said::Retire(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
-            Said::Length(Err(ending)) => ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named),
-            Said::Meet(Err(ending)) => {
+            MeetingResult::Commit(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named)
+            }
+            MeetingResult::Plain(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named)
+            }
+            MeetingResult::Retire(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named)
+            }
+            MeetingResult::Length(Err(ending)) => {
+                ErrorKind::of_ending(ending, ErrorKind::Refused, error(), named)
+            }
+            MeetingResult::Meet(Err(ending)) => {
                 ErrorKind::of_ending(ending, ErrorKind::RendezvousRefused, error(), named)
             }
-            Said::Exchange(Err(ending)) => {
+            MeetingResult::Exchange(Err(ending)) => {
                 ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, error(), named)
             }
             _ => return Ok(()),
@@ -142,8 +153,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks a commit in which a rank was poisoned before, or which made windows: then no member registers, or all.
-    /// `agreed` is the result of the members.
+    /// Checks the members that have begun to register windows in a commit: none if the group was poisoned on a member
+    /// before (the commit must then fail), and all if the commit has made windows. `agreed` is the result of the
+    /// commit, or `None` if it has failed.
     pub(super) fn judge_windows(&self, ended: &[&Ended], agreed: Option<&Agreed>) -> Result<(), Violation> {
         let registered = ended.iter().filter(|it| it.registered).count();
         if let Some(poisoned) = ended.iter().find(|it| it.poisoned[0] > 0) {

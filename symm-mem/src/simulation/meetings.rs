@@ -1,4 +1,4 @@
-//! Begins the meetings of ranks and executes the requests of their state machines.
+//! Begins the [meetings](super) of ranks, and executes the requests of the meetings' state machines.
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
@@ -33,6 +33,7 @@ use crate::{
 };
 
 impl World {
+    /// Begins a meeting of a rank. Its time limit counts from now.
     pub(super) fn begin(
         &mut self,
         rank: u32,
@@ -41,8 +42,8 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
-        // ranks. So the culprit meets no other rank in meetings about pools. These meetings get an epoch of their own,
-        // so that the oracle does not compare their results with those of other ranks.
+        // ranks. So the culprit meets no other rank in meetings about pools. Its meetings get another epoch, so that
+        // the oracle does not compare their results with those of other ranks.
         if self.scenario.trouble_of(rank) == Trouble::ExtraDomain && meeting.kind.is_of_pool() {
             meeting.epoch |= 1 << 63;
         }
@@ -61,6 +62,7 @@ impl World {
         }
     }
 
+    /// Starts the state machine of a rank's meeting, whose time limit counts from [`Span::begun`].
     pub(super) fn start(&mut self, rank: u32, work: Work, span: Span) -> Result<(), Violation> {
         let token = self.random.next();
         let state = self.rank(rank);
@@ -71,9 +73,9 @@ impl World {
             span,
             history,
             registered: false,
-            records: None,
+            record_prefix: None,
             waits: false,
-            at: 0,
+            request_code: 0,
             failing_since: None,
         });
         self.answer(rank, token, Answer::Start)
@@ -104,14 +106,14 @@ impl World {
             bail!("rank {rank} has no group {group}")
         };
         let (id, members) = (membership.id, membership.members.clone());
-        let count = if second { &mut membership.seconds } else { &mut membership.commits };
+        let count = if second { &mut membership.second_commits } else { &mut membership.commits };
         let round = mem::replace(count, *count + 1);
-        if trouble == Trouble::HalfEnqueued && !mem::replace(&mut state.odd, true) {
+        if trouble == Trouble::HalfEnqueued && !mem::replace(&mut state.has_deviated, true) {
             membership.collectives += 1;
         }
         let peer = members.iter().find(|peer| **peer != rank);
         if let (Trouble::HalfSent, Some(peer)) = (trouble, peer)
-            && !mem::replace(&mut state.odd, true)
+            && !mem::replace(&mut state.has_deviated, true)
         {
             membership.send(*peer);
         }
@@ -141,13 +143,14 @@ impl World {
         let (start, segments) =
             pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()), offer);
         let machine = Machine::new(start, self.random.next())?;
-        let work = Work::Commit { machine, group_state, segments, places: Vec::new(), serials: Vec::new() };
+        let work =
+            Work::Commit { machine, group_state, segments, window_indexes: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, Meeting { kind, epoch: id.epoch, round }, deadline)
     }
 
-    /// Skips a commit of the rank's first pool for a group if nothing is new, as a commit without
-    /// [`CommitOptions::verify`] does. Returns true if the rank skips it.
-    pub(super) fn skips(&mut self, rank: u32, group: u64) -> bool {
+    /// Skips a commit of the rank's first pool for a group if the rank has nothing new for it, as a commit without
+    /// [`CommitOptions::verify`] does. Returns true if the rank skips the commit.
+    pub(super) fn skip_if_nothing_new(&mut self, rank: u32, group: u64) -> bool {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else { return false };
         let memberships = state.pool.memberships();
@@ -157,9 +160,9 @@ impl World {
         skips
     }
 
-    /// Skips a commit of a group: counts the commit but begins no meeting. So the rank's later commits have the same
-    /// numbers as on the members that do not skip it.
-    pub(super) fn skip(&mut self, rank: u32, group: u64) {
+    /// Counts a commit of a group, but begins no meeting. So the rank's later commits have the same numbers as on the
+    /// members that have made this commit.
+    pub(super) fn skip_commit(&mut self, rank: u32, group: u64) {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
             membership.commits += 1;
@@ -247,8 +250,8 @@ impl World {
         let Some(membership) = state.groups.get_mut(&group) else {
             bail!("rank {rank} has no group {group}")
         };
-        let (round, life, id) = (membership.meetings, membership.life, membership.id);
-        membership.meetings += 1;
+        let (round, life, id) = (membership.rendezvous, membership.life, membership.id);
+        membership.rendezvous += 1;
         let members = membership.members.clone();
         let capturing = capturing && matches!(mapping, MappingKey::Segment(_));
         let mut record = RendezvousRecord {
@@ -270,11 +273,11 @@ impl World {
             site: Site::simulated(rank),
             export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
         };
-        // The oracle compares the results of all ranks in meetings with the same kind, epoch and number. `life` counts
-        // how often the rank has created the group with this id. After each creation, the rank numbers the group's
-        // rendezvous from 0 again. So the meetings of each creation get an epoch of their own.
+        // The oracle compares the results of all ranks in meetings with the same kind, epoch and number. After each
+        // creation of a group, the rank numbers the group's rendezvous from 0 again. So the epoch contains `life`,
+        // which counts the creations of the group with this id.
         let mut epoch = id.epoch << 32 | life;
-        if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
+        if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.has_deviated, true)) {
             differ(how, &mut record);
             // These four changes give the meeting another name, so the rank meets no other rank. The meeting gets an
             // epoch that no other meeting has, so that the oracle does not compare it with those of other ranks.
@@ -305,7 +308,7 @@ impl World {
 
     /// Opens the memory that the other members offer in `records`. Through each mapping of a segment, reads the
     /// identity that the member has written there. A persistent allocation has no memory in the simulation, so its
-    /// identity is taken from the offer. Schedules the outcome and the identities as an answer to the rank's state
+    /// identity is taken from the offer. Schedules the outcome and the identities as an answer for the rank's state
     /// machine.
     ///
     /// A member offers no memory any more if it is dead or has ended its meeting.
@@ -354,11 +357,12 @@ impl World {
         Ok(opened)
     }
 
-    /// Opens memory that the members of a commit offer in `agreed`, and returns the outcome. A member offers no memory
-    /// any more if it is dead or has ended its meeting.
+    /// Opens some of the memory that the members of a commit offer in `agreed`, and returns the outcome. A member
+    /// offers no memory any more if it is dead or has ended its meeting.
     ///
-    /// Each mapping takes as long as many other events. So the rank opens only the first new segment of the next
-    /// member. It reads the identity in it, to check that it is the segment with the same ordinal.
+    /// To map memory takes as much computing time as many other events. So the rank opens only the first new segment,
+    /// and only of the next member. From the mapping, it reads the segment's identity, which must be that of its own
+    /// segment with this ordinal.
     fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::OpeningOutcome, Violation> {
         let state = &self.ranks[rank as usize];
         let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, span, .. })) =
@@ -371,8 +375,8 @@ impl World {
             peer.dead || peer.task.as_ref().is_none_or(|task| task.span.meeting != span.meeting)
         };
         let gone = members.iter().map(|member| member.rank).filter(is_gone).collect();
-        let place = members.iter().position(|member| member.rank == rank).unwrap_or(0);
-        let next = members[(place + 1) % members.len()].rank;
+        let own_index = members.iter().position(|member| member.rank == rank).unwrap_or(0);
+        let next = members[(own_index + 1) % members.len()].rank;
         let peer = &self.ranks[next as usize];
         let Some(ordinal) = segments.first().map(|it| it.ordinal).filter(|_| next != rank) else {
             return Ok(opening(None, gone));
@@ -394,12 +398,13 @@ impl World {
         Ok(opening(failed, gone))
     }
 
-    /// Waits until the rank's device is idle. Returns `None` if it does not become idle before the end of the meeting.
-    fn rest(&mut self, rank: u32) -> Result<Option<Release>, Violation> {
+    /// Waits until the rank's device is idle, see [`Device::rest`]. Before that, a trouble of retirements may give the
+    /// culprit's device work that does not end, or make the wait fail.
+    fn wait_until_idle(&mut self, rank: u32) -> Result<Option<Release>, Violation> {
         let device = self.ranks[rank as usize].device.clone();
         let Some(devices) = &self.devices else { return Ok(None) };
         match self.scenario.trouble_of(rank) {
-            Trouble::RestsLate => self.work = Some(device.begin_work()?),
+            Trouble::RestsLate => self.device_work = Some(device.begin_work()?),
             Trouble::NeverAtRest => {
                 devices.fail_next("cuCtxSynchronize", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS.0)?;
             }
@@ -427,7 +432,7 @@ impl World {
         loop {
             let want = task.work.step(answer, time);
             task.waits = false;
-            task.at = want.code();
+            task.request_code = want.code();
             match want {
                 Want::Search(plan) => {
                     let arena = state.pool.memory().arena();
@@ -461,14 +466,14 @@ impl World {
         let token = self.random.next();
         self.rank(rank).token = token;
         if !matches!(want, Want::Done(..) | Want::Store(_) | Want::Search(_)) {
-            self.strike_action(rank, matches!(want, Want::Quiesce(_) | Want::Deregister(_)))?;
+            self.count_action(rank, matches!(want, Want::Quiesce(_) | Want::Deregister(_)))?;
         }
         match want {
             Want::Done(said, read) => return self.end(rank, said, &read),
             Want::Store(request) => {
-                let task = self.rank(rank).task.as_mut().filter(|task| task.records.is_none());
+                let task = self.rank(rank).task.as_mut().filter(|task| task.record_prefix.is_none());
                 if let (Some(task), StoreRequest::Agreement(Request::Post { key, .. })) = (task, &request) {
-                    task.records = key.rsplit_once('/').map(|(records, _)| records.to_owned());
+                    task.record_prefix = key.rsplit_once('/').map(|(prefix, _)| prefix.to_owned());
                 }
                 let request = match self.speaks_otherwise(rank) {
                     true => of_other_version(request),
@@ -491,7 +496,7 @@ impl World {
                 self.watched.push((verdict_key, rank, token));
                 return self.register(rank, token, segments, &joined);
             }
-            Want::Quiesce(until) => match self.rest(rank)? {
+            Want::Quiesce(until) => match self.wait_until_idle(rank)? {
                 Some(release) => self.answer_soon(rank, token, Answer::Quiet(release)),
                 None => self.answer_at(until, rank, token, Answer::Quiet(Release::Blocked {})),
             },
@@ -515,8 +520,8 @@ impl World {
     }
 }
 
-/// Returns the outcome of opening the memory of peers, as `sharing::open` does. `failed` is the description of a
-/// failure. The peers `gone` offer no memory any more.
+/// Returns the outcome of opening the memory of peers, as `sharing::open` does. `gone` are the peers that offer no
+/// memory any more. `failed` describes a failure, and counts only if no peer is gone.
 pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::OpeningOutcome {
     match failed {
         _ if !gone.is_empty() => sharing::OpeningOutcome::Alone { gone },
@@ -525,9 +530,9 @@ pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::Openin
     }
 }
 
-/// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how` is the number
-/// in [`Trouble::MeetsOtherwise`], and selects the change. The changes 0, 1, 2 and 4 also change the name of the
-/// meeting. They add 1000, so that no other meeting of the run has the new name.
+/// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how`, the number in
+/// [`Trouble::MeetsOtherwise`], selects the change. The changes 0, 1, 2 and 4 also change the name of the meeting.
+/// These add 1000 to a number, so that no other meeting of the run has the new name.
 fn differ(how: usize, record: &mut RendezvousRecord) {
     match how {
         0 => record.group.epoch += 1000,

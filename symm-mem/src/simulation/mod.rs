@@ -2,24 +2,29 @@
 //! failure.
 //!
 //! A seed and the [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
-//! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
-//! plain registration (`ncclCommRegister`), agreements on a length, graphs, messages, retirements, rendezvous,
-//! exchanges and their transfers, and groups that are created late or created again. The pools, the group states and
-//! the state machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are
-//! those of `gpu-sim`. All of them run in one thread with a simulated clock in µs, so a seed with the same limits
-//! always gives the same run.
+//! between ranks), and the order of all events. In the program, the ranks allocate and free blocks, also of an agreed
+//! length. They commit the pool for one or several groups, with plain registration (`ncclCommRegister`) where the
+//! library has no windows. They capture graphs, enqueue collectives and point-to-point messages, retire segments, and
+//! run rendezvous, exchanges and one-sided transfers. Groups may be created late or created again. The pools, the group
+//! states and the state machines are the production code. The store is that of `bootstrap`. The devices and the library
+//! (NCCL) are those of `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with the same
+//! limits always gives the same run.
 //!
 //! All files use these terms:
 //!
+//! - *Trouble*: the fault, or the difference between ranks, of a run.
+//! - *Culprit*: the rank that the trouble concerns. A seed draws a culprit in any case, but a few troubles, such as a
+//!   dead store, concern no single rank.
 //! - *Domain*: the ranks that make the same requests of a pool in the same order ([`Domain`](crate::Domain)). The pools
-//!   of a run belong to one domain. It contains all ranks, unless the trouble concerns the domain.
+//!   of a run belong to one domain. It contains all ranks, unless the trouble makes the ranks disagree about its
+//!   members.
 //! - *Event*: a unit of work that the scheduler executes at a point of the simulated time, such as the arrival of bytes
 //!   at the store.
-//! - *Trouble*: the fault, or the difference between ranks, of a run.
-//! - *Culprit*: the rank that the trouble concerns. It plays no part under a few troubles, such as a dead store.
-//! - *Lost store*: the trouble separates one rank, or all ranks, from the store, for some time or for the rest of the
-//!   run. Such a rank goes on with its program: it allocates, runs collectives, frees, and begins its meetings.
-//! - *Meeting*: one run of an agreement among ranks, such as that of a commit or of a rendezvous.
+//! - *Meeting*: one agreement among ranks, its *members*. Here, not only commits, retirements and agreements on a
+//!   length are meetings, but also agreements on plain registrations, rendezvous and exchanges.
+//! - *Lost store*: a rank loses the store if the trouble separates it, or all ranks, from the store, for some time or
+//!   for the rest of the run. The rank goes on with its program: it allocates, runs collectives, frees, and begins its
+//!   meetings.
 //! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
 //!   groups. They may also retire segments, or run a rendezvous or an exchange.
 //! - *Step* of a rank: an event that the rank handles. For example, the rank executes an action of its program, or one
@@ -34,30 +39,31 @@
 //! | `requests` | the requests of ranks to the store. Production code turns each request into calls to the store |
 //! | `store` | the transport of these calls and their replies, and the repetition of failed requests |
 //! | `network` | the server of the store, and the connections of ranks to it |
-//! | `acts`, `meetings`, `ends` | the programs of ranks, meetings, and the ends of meetings |
+//! | `acts`, `meetings`, `ends` | the execution of programs, and the course and the end of meetings |
 //! | `keys` | the keys of meetings that may be left in the store at the end of the run |
 //! | `plans`, `exchanges` | one-sided exchanges, and their state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device` | the devices |
-//! | `library`, `communicator` | the record of memory registered with NCCL, and the communicators |
-//! | `oracle`, `waits`, `lost`, `results` | the checks of the invariants, and the checked results |
+//! | `library`, `communicator` | NCCL: the communicators, and a record of the registered memory |
+//! | `oracle`, `waits`, `lost`, `blame`, `results` | the checks of the invariants, and the checked results |
 //! | `versions` | a rank that uses another version of the protocol |
-//! | `violation` | limits of a seed, and a violated invariant |
+//! | `violation` | the limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
 //! All ranks of a run are in one process, so they open each other's memory as ranks of one process do: they map it
-//! without a file descriptor. A private world of gpu-sim exports none. The functions `sharing::open` and
-//! `Memberships::retire` themselves do not run: the first waits for the peers' sockets, and the second waits for an idle
-//! device in a thread, and both would block the only thread of the run. `Device::open` and `Device::rest` make the same
-//! calls into the driver in their place, and injected faults make these calls fail.
+//! without a file descriptor. The world of gpu-sim that a run uses belongs to one thread, and such a world exports no
+//! file descriptors. The functions `sharing::open` and `Memberships::retire` themselves do not run, because they would
+//! block the only thread of the run: the first waits for the peers' sockets, and the second for a thread that waits for
+//! an idle device. `Device::open` and `Device::rest` take their place. They make the same calls into the driver, and
+//! injected faults make these calls fail.
 //!
 //! The simulation leaves out:
-//! - The data of collectives and messages. It only counts these.
+//! - The data of collectives and messages. The simulation only counts them.
 //! - The code that connects the state machine of a meeting to NCCL and the store in production, such as
 //!   `membership/commit/member.rs`. `store` and `meetings` take its place.
 //!
-//! The tests in `tests/end_to_end/embedded` cover both: they run production code on gpu-sim, with a thread for each
+//! The tests in `tests/end_to_end/embedded` cover both. They run production code on gpu-sim, with a thread for each
 //! rank.
 
 mod acts;
@@ -111,12 +117,12 @@ pub struct Run {
     /// The number of events of the run.
     pub steps: u64,
     /// The visited states of the world, each as a hash, in ascending order. A state consists of the kind of trouble and
-    /// of the state of every rank.
+    /// the states of all ranks.
     pub states: Vec<u64>,
     /// A hash of the times and the order of all events. It is equal in all runs of a seed with the same limits.
     pub record: u64,
     /// Counts the results that ranks get from meetings, by the name of the run's trouble and the name of the result. A
-    /// meeting counts once for each member that gets a result.
+    /// meeting counts once for each member on which it has ended.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
@@ -167,7 +173,7 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.violation = ran.err().map(|Violation(what)| Violation(format!("{begin}: {what}")));
     run.trace = world.trace.take().unwrap_or_default();
     run.trace.insert(0, begin);
-    (run.steps, run.record) = (world.steps, world.record);
+    (run.steps, run.record) = (world.event_count, world.event_hash);
     run.states = std::mem::take(&mut world.states);
     run.states.sort_unstable();
     run.states.dedup();
@@ -180,9 +186,9 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run
 }
 
-/// Tries to reduce the phases, groups and requests of `limits`, in this order. Keeps a reduction if this seed then
-/// still violates an invariant. Returns the reduced limits, which give a shorter trace, or `limits` if no reduction is
-/// kept.
+/// Tries to reduce the phases, groups and requests of `limits`, in this order. Keeps a reduction if `seed` still
+/// violates an invariant with it. Returns the reduced limits, which give a shorter trace, or `limits` if no reduction
+/// is kept.
 #[must_use]
 pub fn shrink(seed: u64, limits: &Limits) -> Limits {
     let mut least = *limits;

@@ -30,7 +30,8 @@ pub(super) struct Link {
     is_greeted: bool,
     /// The pieces that travel to the store, in order.
     up: VecDeque<Vec<u8>>,
-    /// The pieces that travel to the rank, in order. Also the pieces that have arrived and that the rank has not read.
+    /// The pieces that travel to the rank, in order. Those that have arrived and that the rank has not read yet come
+    /// first.
     down: VecDeque<Vec<u8>>,
     /// The request that uses the connection, or `None` if the connection is idle. Its call is in progress, or begins
     /// after the greeting.
@@ -40,16 +41,15 @@ pub(super) struct Link {
     /// The number of pieces at the front of `down` that have arrived while the rank was
     /// [stopped](super::trouble::Trouble::Stopped).
     held: usize,
-    /// True if the simulation breaks the connection in place of delivering the answer to the current call.
+    /// True if the simulation breaks the connection instead of delivering the answer to the current call.
     pub(super) loses_answer: bool,
 }
 
 /// The end of a call, or of the greeting, on a connection. `asked` is the request that uses the connection.
 pub(super) struct Finished {
     pub(super) asked: Asked,
-    /// The outcome of the call, or the failure of the greeting. The outer `Option` is `None` if the greeting has
-    /// succeeded: the call of the request has not begun yet. The inner one is `None` after the success of a call that
-    /// has no reply.
+    /// The outcome of the call, or the failure of the greeting. `None` if the greeting has succeeded: the call of the
+    /// request has not begun yet. `Some(Ok(None))` if a call without a reply has succeeded.
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 
@@ -58,10 +58,10 @@ pub(super) type Sent = (ClientId, Vec<u8>);
 
 pub(super) struct Network {
     server: Server,
-    /// The connections, by id. The entry of an ended connection is `None`, and so is that of [`OBSERVER`], whose client
-    /// is `observer`.
+    /// The connections, by id. The entry of an ended connection is `None`. So is the entry of [`OBSERVER`], whose
+    /// client is the field `observer`.
     links: Vec<Option<Link>>,
-    /// For each rank, those of its connections that no request uses. Their greetings have succeeded.
+    /// For each rank, its idle connections: those that have been greeted and that no request uses.
     idle: Vec<Vec<ClientId>>,
     /// The client of the connection [`OBSERVER`].
     observer: Client,
@@ -147,8 +147,8 @@ impl Network {
     }
 
     /// Records that a piece arrives while the rank is stopped. The rank cannot read it, so it remains in the link's
-    /// `down`. Returns true if it is the first such piece since the rank last read from this connection. The caller
-    /// then schedules one read, which gets all of them.
+    /// `down`. Returns true if this is the first such piece since the rank last read from this connection. The caller
+    /// then schedules one read, which gets all these pieces.
     pub(super) fn hold(&mut self, id: ClientId) -> bool {
         self.link(id).is_some_and(|link| {
             link.held += 1;
@@ -204,7 +204,7 @@ impl Network {
         piece.map_or_else(|| Ok(Vec::new()), |piece| self.step(server::Input::Received(id, &piece), now))
     }
 
-    /// Passes an input to the server, and then ticks until the server has nothing more to do at this time. Returns the
+    /// Passes an input to the server, and then sends it ticks until it has nothing more to do at this time. Returns the
     /// bytes that the server sends.
     fn step(&mut self, input: server::Input<'_>, now: Duration) -> Result<Vec<Sent>, Violation> {
         let mut sent = Vec::new();
@@ -254,14 +254,14 @@ impl Network {
     }
 
     /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and for some
-    /// requests that ranks make in production, such as the removal of keys. A request fails if it would end the wait of
-    /// a rank's request, because the answer to that rank must take simulated time.
+    /// requests that ranks make in production, such as the removal of keys. A request through this store fails if it
+    /// would end the wait of a rank, because the answer to that rank must take simulated time.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }
 
     /// Exchanges bytes between the client [`OBSERVER`] and the server until the client's call ends. `outputs` are the
-    /// first outputs of the client for this call.
+    /// outputs with which the client has begun the call.
     fn observe(&mut self, mut outputs: Vec<client::Output>) -> Result<Option<Reply>, StoreError> {
         loop {
             let mut received = Vec::new();

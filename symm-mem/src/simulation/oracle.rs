@@ -1,4 +1,4 @@
-//! The invariants of a run, which hold under every [trouble](super::trouble).
+//! The invariants of a run, which hold under every [trouble](super::trouble). The terms are defined in [`super`].
 //!
 //! - Every live rank ends its program.
 //! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline: the sum of the least
@@ -19,7 +19,7 @@
 //!     allocation fails on these ranks only.
 //! - If the trouble causes a refusal that blames a rank, this is the culprit. A refusal that says that the histories of
 //!   the ranks' pools differ names the first operation that differs.
-//! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
+//! - Members that have committed segments have mapped each other's segments, unless the trouble explains why not.
 //! - In a collective, the members use a block through the same window at the same offset, or all through plain
 //!   registrations, or all without either. The window covers the memory of the block on every member.
 //! - A one-sided transfer belongs to the last agreed [plan](super::plans) of its name. For this plan, the peer still
@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 use bootstrap::agreement::RETRY_FLOOR;
 
 use super::{
-    results::{Ended, Kind, Meeting, Said},
+    results::{Ended, Kind, Meeting, MeetingResult},
     scenario::DEADLINE,
     trouble::Trouble,
     violation::{Violation, bail, ensure},
@@ -62,7 +62,7 @@ impl World {
     /// Checks that the last commit of every group succeeds. This commit is near the end of the programs, and has a long
     /// deadline. Exempts poisoned groups, and commits that the trouble can still make fail.
     fn judge_last(&self, meetings: &BTreeMap<Meeting, Vec<&Ended>>) -> Result<(), Violation> {
-        let lasts = matches!(
+        let is_permanent = matches!(
             self.scenario.trouble,
             Trouble::OtherRelease
                 | Trouble::OtherEnvironment
@@ -74,17 +74,18 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Under these troubles, any last commit may fail. A rank has lost the store, or names its meetings differently
-        // from its peers. Other ranks wait very long for it, and so come late to the last commits of all their groups.
+        // Under these troubles, any last commit may fail. A rank has lost the store, or its meetings have other names
+        // than those of its peers. Other ranks wait very long for this rank, and so come late to the last commits of
+        // all their groups.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
         ) {
             return Ok(());
         }
-        // The last commit may be refused if a rank has skipped an earlier one: it waits in the last commit, and the
-        // others still wait for it in the skipped one. The refusal reports a circle of waits or different epochs of the
-        // group.
+        // The last commit may be refused if the culprit has skipped an earlier commit: the culprit waits in the last
+        // commit, while the others still wait for it in the skipped commit. The refusal reports a circle of waits or
+        // different epochs of the group.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -92,11 +93,12 @@ impl World {
         for group in self.scenario.groups.keys() {
             let mut of_group = meetings.iter().filter(|(meeting, _)| meeting.kind == Kind::Commit(*group));
             let Some((_, ended)) = of_group.next_back() else { continue };
-            let lasts = lasts && self.scenario.groups[group].contains(&self.scenario.culprit);
-            let refused =
-                ended.iter().find(|it| it.said.poison().is_none() && !matches!(it.said, Said::Commit(Ok(_))));
+            let is_permanent = is_permanent && self.scenario.groups[group].contains(&self.scenario.culprit);
+            let refused = ended
+                .iter()
+                .find(|it| it.said.poison().is_none() && !matches!(it.said, MeetingResult::Commit(Ok(_))));
             let skipped = |it: &Ended| self.scenario.trouble == Trouble::Skips && is_ahead(it);
-            if let Some(refused) = refused.copied().filter(|it| !lasts && !skipped(it)) {
+            if let Some(refused) = refused.copied().filter(|it| !is_permanent && !skipped(it)) {
                 let (trouble, Ended { rank, said, .. }) = (self.scenario.trouble, refused);
                 bail!("under {trouble:?}: the last commit of group {group} fails on rank {rank}: {said:?}");
             }
@@ -130,13 +132,13 @@ impl World {
             );
         }
         ensure!(first.said.is_agreed(), "no result that can be agreed: {:?}", first.said);
-        if let Said::Commit(result) = &first.said {
+        if let MeetingResult::Commit(result) = &first.said {
             self.judge_windows(ended, result.as_ref().ok())?;
             let entered = told.iter().filter(|it| it.registered).count();
             let wrong = entered > 0 && first.said.refusal().is_some() && result.is_err();
             ensure!(!wrong, "{entered} of {} members registered: {result:?}", told.len());
         }
-        if let Said::Commit(Ok(agreed)) = &first.said {
+        if let MeetingResult::Commit(Ok(agreed)) = &first.said {
             self.judge_mapping(kind, agreed)?;
         }
         self.judge_blame(kind, &first.said, &told)
@@ -177,9 +179,7 @@ impl World {
             PeerMappings::Unmapped { reason } => match reason {
                 Unmapped::NothingNew {} => agreed.segments == 0,
                 Unmapped::NotOffered { rank, .. } => trouble == Trouble::PrepareFails && *rank == culprit,
-                Unmapped::Failed { rank, .. } => {
-                    *rank == culprit && (cannot || trouble.silences_past_budgets())
-                }
+                Unmapped::Failed { rank, .. } => *rank == culprit && (cannot || trouble.loses_outcome()),
                 Unmapped::NoHandle { .. } | Unmapped::NoPeerAccess { .. } => false,
             },
         };

@@ -94,15 +94,16 @@ fn differ(how: usize, record: &mut ExchangeRecord) {
 }
 
 impl World {
-    /// Begins an exchange on the rank: the agreement on a plan with this name. `seed` determines its transfers.
+    /// Begins an exchange on the rank: the agreement on a plan with this name. `seed` determines the transfers of the
+    /// plan.
     pub(super) fn exchange(&mut self, rank: u32, group: u64, name: u64, seed: u64) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let deadline = self.deadline(rank, DEADLINE);
         let state = &mut self.ranks[rank as usize];
         let device = state.lending.clone();
         let own = state.exchanges.entry(group).or_insert_with(|| Exchanges::new(device));
-        let (number, transfers) = (own.numbers, transfers(seed, &members));
-        own.numbers += 1;
+        let (number, transfers) = (own.next_number, transfers(seed, &members));
+        own.next_number += 1;
         let (mut exports, mut ends, mut lent) = (Vec::<SharedAllocation>::new(), Vec::new(), Vec::new());
         let key = format!("exchange/{group}/{number}");
         let slots = own.slots.take(of_rank(&transfers, rank).count());
@@ -132,7 +133,8 @@ impl World {
         let state = &mut self.ranks[rank as usize];
         let Some(own) = state.exchanges.get_mut(&group) else { bail!("rank {rank} has no exchange") };
         let held = own.handles.held();
-        // The order of the map's keys differs between runs. They are sorted, because all runs of a seed must be equal.
+        // The map has its keys in an order that differs between runs. They are sorted, because all runs of a seed must
+        // be equal.
         let mut open: Vec<_> = held.keys().copied().collect();
         open.sort_unstable();
         let mut record = ExchangeRecord {
@@ -148,7 +150,7 @@ impl World {
             regions: None,
         };
         if let Trouble::ExchangesOtherwise(how) = self.scenario.trouble_of(rank)
-            && !mem::replace(&mut state.odd, true)
+            && !mem::replace(&mut state.has_deviated, true)
         {
             differ(how, &mut record);
         }
@@ -185,8 +187,8 @@ impl World {
         Ok(allocation)
     }
 
-    /// Opens the memory that peers lend for the agreed plan, except memory that is already open on the rank. Returns
-    /// the outcome.
+    /// Opens the memory that peers lend for the plan `agreement`, except memory that is already open on the rank.
+    /// Returns the outcome.
     pub(super) fn open(
         &mut self,
         rank: u32,
@@ -220,8 +222,8 @@ impl World {
         Ok(outcome)
     }
 
-    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. A route is the peer's end of a
-    /// transfer: its memory and its slot.
+    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. The route of a transfer is the peer
+    /// with its end of the transfer: its memory and its slot.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -271,8 +273,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(ExchangeEnding::Refused(_)) => own.slots.give_back(plan.slots),
-            // This rank did not learn of an agreed refusal. So the others may have agreed on the plan, and may access
-            // this rank's memory and slots. A lease keeps them.
+            // This rank does not know the result. The others may have agreed on the plan, and may access this rank's
+            // memory and slots. So the rank keeps these under a lease.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(())
@@ -282,7 +284,7 @@ impl World {
     /// newest. Copies no data.
     ///
     /// Checks that `Generations::admit` succeeds exactly if the plan has the last agreed generation of its name. If it
-    /// succeeds, checks each transfer with a live peer:
+    /// succeeds, also checks each transfer with a live peer:
     ///
     /// - The peer has lent the slot for this plan.
     /// - If the rank is the copier, the peer still lends the memory, and the number that the rank reads at the start of
@@ -306,7 +308,7 @@ impl World {
             if peer.dead {
                 continue;
             }
-            let in_it = peer.task.as_ref().is_some_and(|task| match &task.work {
+            let is_in_exchange = peer.task.as_ref().is_some_and(|task| match &task.work {
                 Work::Exchange { exchanging: it, .. } => {
                     it.key == plan.key && it.slots.contains(&(slot as usize))
                 }
@@ -314,7 +316,7 @@ impl World {
             });
             let theirs = peer.exchanges.get(&group);
             ensure!(
-                in_it || theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, slot as usize)),
+                is_in_exchange || theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, slot as usize)),
                 "{at}: slot {slot} of rank {number} is not its own"
             );
             let Some(RemotePiece { id, .. }) = remote.first().copied() else { continue };
@@ -329,8 +331,8 @@ impl World {
         Ok(())
     }
 
-    /// Drops the rank's plans with this name: all of them if `all` is true, else all except the last. Tells the peers
-    /// of each dropped plan, through the store, that the rank has closed it.
+    /// Drops the rank's plans with this name: all of them if `all` is true, else all except the last. Closes each
+    /// dropped plan, and reports this to the plan's peers through the store.
     pub(super) fn drop_plans(
         &mut self,
         rank: u32,
@@ -343,7 +345,7 @@ impl World {
         let keep = usize::from(!all).min(named.plans.len());
         let dropped: Vec<ExchangePlan> = named.plans.drain(..named.plans.len() - keep).collect();
         for mut plan in dropped {
-            // The rank must close the imports before it reports them closed.
+            // The rank must unmap the peers' memory before it reports that it has closed the plan.
             plan.imports.clear();
             for peer in plan.peers.clone() {
                 let key = closed_key(&plan.key, rank, peer);
@@ -405,7 +407,7 @@ impl World {
 
     /// Checks the live ranks' exchanges at the end of the run: no handle is open, no lease runs, and all slots are free
     /// except those of plans in quarantine. Plans may be in quarantine only if the run's [`Trouble`] delays ranks or
-    /// the leases are short. Drops the exchanges, and after that checks that all lent memory has been freed.
+    /// the leases are short. Then drops the exchanges, and checks that all lent memory has been freed.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

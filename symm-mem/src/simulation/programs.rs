@@ -14,7 +14,7 @@ use super::{
 /// the other ranks.
 pub(super) struct Writer<'a> {
     random: Random,
-    /// A second generator. Choices drawn from it do not change the numbers that the other choices get from `random`.
+    /// A second generator. Choices that draw from it do not change the numbers that other choices draw from `random`.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
@@ -59,20 +59,23 @@ impl<'a> Writer<'a> {
         self.programs
     }
 
-    fn all(&mut self, action: &Action) {
+    /// Appends an action to the programs of all ranks.
+    fn for_all(&mut self, action: &Action) {
         self.programs.iter_mut().for_each(|program| program.push(action.clone()));
     }
 
-    fn culprit(&mut self, action: Action) {
+    fn for_culprit(&mut self, action: Action) {
         self.programs[self.culprit as usize].push(action);
     }
 
-    fn members(&mut self, group: u64, action: &Action) {
+    /// Appends an action to the programs of the group's members.
+    fn for_members(&mut self, group: u64, action: &Action) {
         let members = &self.groups[&group];
         members.iter().for_each(|rank| self.programs[*rank as usize].push(action.clone()));
     }
 
-    fn others(&mut self, action: &Action) {
+    /// Appends an action to the programs of all ranks except the culprit.
+    fn for_others(&mut self, action: &Action) {
         let others = (0..).zip(&mut self.programs).filter(|(rank, _)| *rank != self.culprit);
         others.for_each(|(_, program)| program.push(action.clone()));
     }
@@ -92,7 +95,7 @@ impl<'a> Writer<'a> {
             self.programs[rank].push(Action::Pause { us });
         }
         if let (Trouble::Late(ms), true) = (self.trouble, bad) {
-            self.culprit(Action::Pause { us: 1000 * ms });
+            self.for_culprit(Action::Pause { us: 1000 * ms });
         }
         if self.random.one_in(4) {
             for rank in 0..self.programs.len() {
@@ -103,7 +106,7 @@ impl<'a> Writer<'a> {
         let capturing = bad && matches!(self.trouble, Trouble::Capturing | Trouble::CapturingUndeclared);
         if capturing {
             let declared = self.trouble == Trouble::Capturing;
-            self.culprit(Action::BeginCapture { declared });
+            self.for_culprit(Action::BeginCapture { declared });
         }
         self.commits(bad);
         self.second(bad);
@@ -112,9 +115,9 @@ impl<'a> Writer<'a> {
         // free blocks while a graph exists.
         if !capturing && self.aside.one_in(3) {
             self.capture();
-            self.all(&Action::EndCapture);
+            self.for_all(&Action::EndCapture);
         } else if self.aside.one_in(4) {
-            self.all(&Action::DropGraphs);
+            self.for_all(&Action::DropGraphs);
         }
         self.messages();
         if self.random.one_in(3) {
@@ -124,8 +127,8 @@ impl<'a> Writer<'a> {
             self.exchange();
         }
         if capturing {
-            self.culprit(Action::EndCapture);
-            self.culprit(Action::DropLastGraph);
+            self.for_culprit(Action::EndCapture);
+            self.for_culprit(Action::DropLastGraph);
         }
         self.maybe_retire(bad);
         if self.random.one_in(6)
@@ -133,11 +136,12 @@ impl<'a> Writer<'a> {
             && let Some(group) = self.pick()
         {
             let epoch = self.random.one_in(2);
-            self.members(group, &Action::Make { group, epoch });
+            self.for_members(group, &Action::Make { group, epoch });
         }
     }
 
-    /// Creates groups that do not exist yet: in the first phase about three quarters of them, later all.
+    /// Writes the creation of the groups that do not exist yet: in the first phase of about three quarters of them,
+    /// later of all.
     fn make_groups(&mut self, phase: u64) {
         let late: Vec<u64> = self
             .groups
@@ -147,13 +151,13 @@ impl<'a> Writer<'a> {
             .filter(|_| phase > 0 || !self.random.one_in(4))
             .collect();
         for group in late {
-            self.members(group, &Action::Make { group, epoch: false });
+            self.for_members(group, &Action::Make { group, epoch: false });
             self.made.push(group);
         }
         self.made.sort_unstable();
     }
 
-    /// Retires segments in about a third of the phases, and always if the trouble needs a retirement.
+    /// Writes a retirement in about a third of the phases, and in every phase if the trouble needs a retirement.
     fn maybe_retire(&mut self, bad: bool) {
         let wanted = matches!(
             self.trouble,
@@ -168,7 +172,7 @@ impl<'a> Writer<'a> {
             if self.random.one_in(2) || self.trouble == Trouble::KeepsGraphs {
                 self.capture();
                 self.uses();
-                self.all(&Action::EndCapture);
+                self.for_all(&Action::EndCapture);
             }
             self.retire(bad);
         }
@@ -183,18 +187,18 @@ impl<'a> Writer<'a> {
             });
         }
         let at = self.random.below(wanted.len() as u64 + 1) as usize;
-        let mut others = wanted.clone();
+        let mut of_culprit = wanted.clone();
         match self.trouble {
-            Trouble::ExtraSegment if bad => others.insert(at, Action::Allocate { bytes: 64 * MIB }),
-            Trouble::ExtraBlock if bad => others.insert(at, Action::Allocate { bytes: 7 }),
-            Trouble::OtherSize if bad => match others.get_mut(at) {
+            Trouble::ExtraSegment if bad => of_culprit.insert(at, Action::Allocate { bytes: 64 * MIB }),
+            Trouble::ExtraBlock if bad => of_culprit.insert(at, Action::Allocate { bytes: 7 }),
+            Trouble::OtherSize if bad => match of_culprit.get_mut(at) {
                 Some(Action::Allocate { bytes }) => *bytes += 16 * MIB,
-                _ => others.insert(at, Action::Allocate { bytes: 16 * MIB }),
+                _ => of_culprit.insert(at, Action::Allocate { bytes: 16 * MIB }),
             },
             _ => {}
         }
         for (rank, program) in (0..).zip(&mut self.programs) {
-            program.extend(if rank == self.culprit { &others } else { &wanted }.iter().cloned());
+            program.extend(if rank == self.culprit { &of_culprit } else { &wanted }.iter().cloned());
         }
     }
 
@@ -203,9 +207,9 @@ impl<'a> Writer<'a> {
         let absent = bad && self.trouble == Trouble::Absent;
         let skips = bad && self.trouble == Trouble::Skips;
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
-        // If the trouble can make the members' pools or commits differ, some members could skip a commit that the
-        // others do not skip. Then every member takes part in all of them.
-        let differs = self.trouble.delays() || self.trouble.parts_pools();
+        // A commit without `verify` is skipped by each member for which nothing is new. If the trouble can make the
+        // members' pools or commits differ, this could be only some of the members. So all commits then have `verify`.
+        let differs = self.trouble.delays() || self.trouble.makes_pools_differ();
         let verify = self.aside.one_in(2) || differs;
         for rank in 0..self.programs.len() {
             let mut groups = self.groups_of(rank as u32);
@@ -253,7 +257,7 @@ impl<'a> Writer<'a> {
         for group in self.made.clone() {
             self.site += 1;
             let action = Action::Use { group, nth: self.random.next(), site: self.site };
-            self.members(group, &action);
+            self.for_members(group, &action);
         }
     }
 
@@ -266,7 +270,7 @@ impl<'a> Writer<'a> {
         let group = *self.aside.pick(&self.made);
         for pair in self.groups[&group].clone().windows(2) {
             for _ in 0..1 + self.aside.below(2) {
-                self.members(group, &Action::Message { group, from: pair[0], to: pair[1] });
+                self.for_members(group, &Action::Message { group, from: pair[0], to: pair[1] });
             }
         }
     }
@@ -279,7 +283,7 @@ impl<'a> Writer<'a> {
         };
         // Sometimes writes the rendezvous twice, so that the second one finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {
-            self.members(group, &Action::Meet { group, what });
+            self.for_members(group, &Action::Meet { group, what });
         }
     }
 
@@ -288,45 +292,44 @@ impl<'a> Writer<'a> {
         let name = self.random.below(2);
         for _ in 0..1 + self.random.below(2) {
             let seed = self.random.next();
-            self.members(group, &Action::Exchange { group, name, seed });
+            self.for_members(group, &Action::Exchange { group, name, seed });
             for former in [self.random.one_in(2), false] {
-                self.members(group, &Action::Copy { group, name, former });
+                self.for_members(group, &Action::Copy { group, name, former });
             }
         }
         if self.random.one_in(2) {
             let all = self.random.one_in(2);
-            self.members(group, &Action::DropPlans { group, name, all });
+            self.for_members(group, &Action::DropPlans { group, name, all });
         }
     }
 
     /// Begins a capture in the programs of all ranks, and writes up to three uses of blocks into the capture.
     fn capture(&mut self) {
         let declared = self.aside.one_in(2);
-        self.all(&Action::BeginCapture { declared });
+        self.for_all(&Action::BeginCapture { declared });
         for _ in 0..self.aside.below(4) {
             let nth = self.aside.next();
-            self.all(&Action::Capture { nth });
+            self.for_all(&Action::Capture { nth });
         }
     }
 
     fn retire(&mut self, bad: bool) {
         let (nth, count) = (self.random.next(), 1 + self.random.below(2));
         match bad && self.trouble == Trouble::KeepsGraphs {
-            true => self.others(&Action::DropGraphs),
-            false => self.all(&Action::DropGraphs),
+            true => self.for_others(&Action::DropGraphs),
+            false => self.for_all(&Action::DropGraphs),
         }
         let retire = |nth, count| Action::Retire { nth, count };
         if bad && self.trouble == Trouble::RetiresOther {
-            self.others(&retire(nth, count));
-            self.culprit(retire(nth + 1, 3 - count));
+            self.for_others(&retire(nth, count));
+            self.for_culprit(retire(nth + 1, 3 - count));
         } else {
-            self.all(&retire(nth, count));
+            self.for_all(&retire(nth, count));
         }
     }
 
     /// Writes the actions at the end of the programs: commits of all groups, collectives, and the closing of the
-    /// exchanges. If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a
-    /// member.
+    /// exchanges. If the trouble kills the culprit, the commits leave out the groups of which the culprit is a member.
     fn last(&mut self) {
         let dies = matches!(self.trouble, Trouble::Killed(_));
         for rank in 0..self.programs.len() {
@@ -335,6 +338,6 @@ impl<'a> Writer<'a> {
             self.programs[rank].push(Action::CommitAll { groups, last: true, verify: true });
         }
         self.uses();
-        self.all(&Action::CloseExchanges);
+        self.for_all(&Action::CloseExchanges);
     }
 }

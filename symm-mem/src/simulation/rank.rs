@@ -54,14 +54,14 @@ pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
     /// The number of the next commit of the rank's [first pool](Rank::pool) for the group. A commit that the rank skips
-    /// by [`Action::Skip`] is counted too. If the rank creates the group again, the count goes on in the same epoch,
-    /// and begins at 0 in a new epoch.
+    /// by [`Action::Skip`] is counted too. If the rank creates the group again, the count goes on if the epoch is the
+    /// same, and begins at 0 if the epoch is new.
     pub(super) commits: u64,
     /// Like `commits`, but counts the commits of the rank's [second pool](Rank::second).
-    pub(super) seconds: u64,
+    pub(super) second_commits: u64,
     /// The number of the next rendezvous of the group. It begins at 0 when the rank creates the group.
-    pub(super) meetings: u64,
-    /// The number of times that the rank has created the group with this id, see [`Life`].
+    pub(super) rendezvous: u64,
+    /// How many times the rank has created the group with this id, see [`Life`].
     pub(super) life: u64,
     /// The number of collectives that the rank has enqueued on the group. The count goes on if the rank creates the
     /// group again, also in a new epoch.
@@ -73,7 +73,7 @@ pub(super) struct Membership {
     /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
     pub(super) kept: Option<Arc<PoolMemory>>,
     /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
-    /// the mapping (counted by `meetings`), and the identities of the mapped segments or persistent allocations.
+    /// the mapping (counted by `rendezvous`), and the identities of the mapped segments or persistent allocations.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -84,8 +84,8 @@ impl Membership {
             id: GroupId { uid, epoch: 0 },
             members,
             commits: 0,
-            seconds: 0,
-            meetings: 0,
+            second_commits: 0,
+            rendezvous: 0,
             life: 1,
             collectives: 0,
             messages: BTreeMap::new(),
@@ -105,27 +105,29 @@ impl Membership {
     }
 
     /// Returns the number of messages sent to `peer` and the number of messages received from it.
-    fn with(&self, peer: u32) -> (u64, u64) {
+    fn counts_with(&self, peer: u32) -> (u64, u64) {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives, and for each message
-    /// between them, one has enqueued the send and the other the receive. `self` is the state of the group on `own`,
-    /// and `theirs` that on `other`.
+    /// Compares the work of ranks `own` and `other` in a group. `self` is the state of the group on `own`, and `theirs`
+    /// that on `other`. Returns true if both have enqueued the same number of collectives, and as many receives from
+    /// the other rank as the other rank has enqueued sends.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
-        let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
+        let ((sent, received), (their_sent, their_received)) =
+            (self.counts_with(other), theirs.counts_with(own));
         self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
     }
 }
 
 /// A graph capture in progress.
 pub(super) struct Capture {
-    /// The pool's part of the capture, or `None` if the capture was not declared to the pool.
+    /// The pool's handle of the capture, or `None` if the capture was not declared to the pool.
     pub(super) declared: Option<PoolCapture>,
     /// The driver's id of the capture.
     number: u64,
     /// Holds the blocks that the captured work uses, if the capture was not declared to the pool.
     hold: Option<Arc<GraphHold>>,
+    /// The addresses of the blocks that the captured work uses.
     used: Vec<Range<u64>>,
 }
 
@@ -133,6 +135,7 @@ pub(super) struct Capture {
 pub(super) struct Graph {
     _pin: Option<GraphPin>,
     _hold: Option<Arc<GraphHold>>,
+    /// The addresses of the blocks that the captured work uses.
     used: Vec<Range<u64>>,
 }
 
@@ -172,13 +175,14 @@ pub(super) struct Task {
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
-    /// The key of this rank's record, without the rank at its end. `None` until the rank asks the store to store it.
-    pub(super) records: Option<String>,
+    /// The store key of this rank's record, without the rank at its end. `None` until the rank asks the store to store
+    /// the record.
+    pub(super) record_prefix: Option<String>,
     /// True if the last request of the meeting waits for a key of the store.
     pub(super) waits: bool,
-    /// The code of the last request of the state machine, see [`Want::code`](super::work::Want::code). A part of
-    /// [`Rank::code`].
-    pub(super) at: u64,
+    /// The code of the state machine's last request, see [`Want::code`](super::work::Want::code). [`Rank::code`]
+    /// contains it.
+    pub(super) request_code: u64,
     /// The time of the first failure of the current store request, on the simulation's clock in µs.
     pub(super) failing_since: Option<u64>,
 }
@@ -191,9 +195,9 @@ pub(super) struct Rank {
     /// A second pool of the domain, which stays empty. Its commits test that ranks can commit two pools for a group,
     /// also in different orders ([`Trouble::CrossesPools`](super::trouble::Trouble::CrossesPools)).
     pub(super) second: SymmetricPool,
-    /// The id of a pool in a domain of another store. Its domain and pool numbers equal those of `pool`, but its random
-    /// instance number differs. In exchanges, the rank names some allocations that it lends as segments of `pool`, and
-    /// others as segments of this pool. This tests that ranks also compare the instance number.
+    /// The id of a pool whose domain belongs to another store. Its domain and pool numbers equal those of `pool`, but
+    /// the random instance number of its domain differs. In exchanges, the rank names some allocations that it lends as
+    /// segments of `pool`, and others as segments of this pool. This tests that ranks also compare the instance number.
     pub(super) twin: PoolId,
     /// The rank's blocks. Each has an identity, which is a hash of all operations of the pool up to the placement of
     /// the block. A block has the same identity on all ranks whose pools have executed the same operations.
@@ -211,9 +215,9 @@ pub(super) struct Rank {
     pub(super) lengths: u64,
     /// The number of the rank's next retirement.
     pub(super) retirements: u64,
-    /// The number of window registrations begun. The trouble of a run can select one by this number.
+    /// The number of window registrations begun. A trouble can select a registration by this number.
     pub(super) registrations: u32,
-    /// The number of plain registrations (`ncclCommRegister`) begun. The trouble of a run can select one by this
+    /// The number of plain registrations (`ncclCommRegister`) begun. A trouble can select a registration by this
     /// number.
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
@@ -221,7 +225,7 @@ pub(super) struct Rank {
     pub(super) token: u64,
     /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
-    /// The number of [steps](super) of the rank. The trouble of a run can select one by this number.
+    /// The number of [steps](super) of the rank. A trouble can select a step by this number.
     pub(super) steps: u64,
     /// The number of actions that the rank has begun in all its meetings, see
     /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). Actions of the program do not count.
@@ -237,11 +241,11 @@ pub(super) struct Rank {
     pub(super) reported_dead: Option<u32>,
     /// True if this rank is the culprit (the rank that the trouble concerns) and has deviated from its peers. Some
     /// troubles make the culprit deviate only once.
-    pub(super) odd: bool,
+    pub(super) has_deviated: bool,
     /// The time until which the rank handles no events, on the simulation's clock in µs.
     pub(super) stopped_until: u64,
-    /// A hash of all operations in the pool's log. The simulation computes it itself, and does not use the hash in the
-    /// log.
+    /// A hash of all operations in the pool's log. The simulation computes this hash itself, and does not use the hash
+    /// in the log.
     pub(super) identity: u64,
     /// The number of operations in `identity`.
     operations: u64,
@@ -299,7 +303,7 @@ impl Rank {
             cut_off: 0,
             lost: false,
             reported_dead: None,
-            odd: false,
+            has_deviated: false,
             stopped_until: 0,
             identity: 0,
             operations: 0,
@@ -323,7 +327,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Returns the current life of a group on this rank, with number 0 if the rank has not created the group.
+    /// Returns the current [`Life`] of a group on this rank. Its number is 0 if the rank has not created the group.
     pub(super) fn life(&self, id: GroupId) -> Life {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
     }
@@ -377,11 +381,12 @@ impl Rank {
         meeting.map_or_else(String::new, |Meeting { kind, round, .. }| format!("{kind:?} {round}"))
     }
 
-    /// Returns a code of the rank's state. The simulation counts the distinct states that its runs visit, and takes two
-    /// states as equal if the codes of all ranks are equal. So the code leaves out numbers that only grow, such as
-    /// those of meetings.
+    /// Returns a hash of the rank's state. The simulation counts the distinct states that its runs visit, and compares
+    /// them by these codes. The code leaves out numbers that only grow, such as those of meetings, because no state
+    /// would occur twice with them.
     pub(super) fn code(&self) -> u64 {
-        let at = self.task.as_ref().map(|task| (task.at, mem::discriminant(&task.span.meeting.kind)));
+        let at =
+            self.task.as_ref().map(|task| (task.request_code, mem::discriminant(&task.span.meeting.kind)));
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));
         let mut hasher = DefaultHasher::new();
         (at, self.dead, self.lost, self.capture.is_some(), self.graphs.is_empty(), poisoned)
@@ -403,7 +408,8 @@ impl Rank {
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
     }
 
-    /// Returns the state of the log at the creation of a segment, or `None` if the segment does not exist on this rank.
+    /// Returns the state of the pool's log at the creation of a segment, or `None` if the segment does not exist on
+    /// this rank.
     pub(super) fn log_of(&self, ordinal: u32) -> Option<LogPoint> {
         let arena = self.pool.memory().arena();
         arena.segments().get(ordinal as usize).map(|segment| segment.log.into())
@@ -440,8 +446,8 @@ impl Rank {
     }
 
     /// Converts a time on the rank's own clock to the simulation's clock, in µs.
-    pub(super) fn world_time(&self, until: Duration) -> u64 {
-        until.saturating_sub(self.clock).as_micros() as u64
+    pub(super) fn world_time(&self, time: Duration) -> u64 {
+        time.saturating_sub(self.clock).as_micros() as u64
     }
 
     /// Returns the block with index `nth` modulo the number of blocks, or `None` if there are no blocks.
@@ -451,8 +457,9 @@ impl Rank {
     }
 }
 
-/// Returns the operations of a pool's log from number `since` on. The numbers of an operation are its kind, its size in
-/// bytes, and its placement: segment ordinal and byte offset, both `u64::MAX` if the operation is a failed request.
+/// Returns the operations of a pool's log from number `since` on. Each operation is four numbers: its kind, its size in
+/// bytes, and the segment ordinal and byte offset of its placement. The last two are `u64::MAX` if the operation is a
+/// failed request.
 fn history(arena: &SymmetricArena, since: u64) -> impl Iterator<Item = [u64; 4]> {
     let log = arena.log();
     (since..log.state().length).filter_map(|number| log.operation(number)).map(|it| {

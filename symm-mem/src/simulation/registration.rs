@@ -56,8 +56,8 @@ impl World {
             );
         }
         let (extents, windows) = join(rank, &ordinals, &extents, joined)?;
-        if let Some(Task { work: Work::Commit { places, .. }, .. }) = &mut state.task {
-            *places = windows;
+        if let Some(Task { work: Work::Commit { window_indexes, .. }, .. }) = &mut state.task {
+            *window_indexes = windows;
         }
         let id = state.life(id);
         let fails = trouble == Trouble::RegistrationFails(number);
@@ -70,7 +70,7 @@ impl World {
         Ok(())
     }
 
-    /// Begins a rank's window registration in the library. If `fails` is true, the library's call fails at once.
+    /// Begins a rank's window registration in the library. If `fails` is true, makes the library's call fail at once.
     pub(super) fn enter(
         &mut self,
         rank: u32,
@@ -84,15 +84,15 @@ impl World {
             devices.fail_next("ncclCommWindowRegister", ncclResult_t::ncclUnhandledCudaError.0)?;
         }
         let registered = self.library.register(group, rank, extents, token);
-        // Remove the injected fault, so that it does not hit a later call. It remains if `register` has called no NCCL
-        // function, because not all members have joined the communicator.
+        // Remove the injected fault, so that no later call fails. The fault is still there if `register` has called no
+        // NCCL function, because not all members have joined the communicator.
         devices.fail_no_more();
         registered
     }
 
     /// Passes the outcomes of window registrations that have ended to the state machines of the ranks.
-    pub(super) fn returned(&mut self) -> Result<(), Violation> {
-        let ended = self.library.returned();
+    pub(super) fn pass_ended_calls(&mut self) -> Result<(), Violation> {
+        let ended = self.library.take_ended_calls();
         self.may_register(&ended)?;
         for EndedCall { group, rank, token, serials, .. } in ended {
             let without = self.scenario.trouble == Trouble::WithoutWindows
@@ -110,8 +110,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the ranks whose calls have succeeded were allowed to register windows together, because gpu-sim does
-    /// not check it. If a check fails, the real NCCL would hang or fail in this registration.
+    /// Checks the conditions under which the ranks whose calls have succeeded may register windows together. gpu-sim
+    /// does not check them. If one is not met, the real NCCL would hang or fail in this registration.
     fn may_register(&self, ended: &[EndedCall]) -> Result<(), Violation> {
         for EndedCall { group, rank, bytes, .. } in ended.iter().filter(|call| call.serials.is_ok()) {
             // The device with the most memory determines the address space of all members. Each rank computes the space
@@ -169,8 +169,8 @@ impl World {
         for (id, extent) in plain {
             self.library.deregister_plainly(id, rank, extent)?;
         }
-        // The ordinals ascend, so segments that share a window give adjacent equal entries. One entry per window
-        // remains.
+        // The ordinals ascend, so segments that share a window give adjacent equal entries. Keep one entry of each
+        // window.
         windows.dedup();
         for (id, serial) in windows {
             self.library.deregister(id, rank, serial)?;
@@ -264,7 +264,7 @@ impl World {
 
 /// Groups the segments `ordinals`, with the memory `extents`, into windows. A segment in `joined` shares the window of
 /// the segment before it. Returns the windows, and for each segment the index of its window. Fails if a segment in
-/// `joined` does not begin where the previous one ends in memory.
+/// `joined` does not begin at the address at which the segment before it ends.
 fn join(
     rank: u32,
     ordinals: &[u32],
@@ -272,7 +272,7 @@ fn join(
     joined: &[u32],
 ) -> Result<(Vec<Extent>, Vec<usize>), Violation> {
     let mut windows: Vec<Extent> = Vec::new();
-    let mut places = Vec::new();
+    let mut window_indexes = Vec::new();
     for (ordinal, extent) in ordinals.iter().zip(extents) {
         match windows.last_mut().filter(|_| joined.contains(ordinal)) {
             None => windows.push(*extent),
@@ -284,7 +284,7 @@ fn join(
                 bail!("rank {rank} makes one window of segment {ordinal} and one that it does not follow")
             }
         }
-        places.push(windows.len() - 1);
+        window_indexes.push(windows.len() - 1);
     }
-    Ok((windows, places))
+    Ok((windows, window_indexes))
 }

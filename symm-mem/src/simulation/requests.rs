@@ -44,9 +44,9 @@ pub(super) enum Goal {
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The requesting rank has closed a plan of an exchange, so it no longer accesses the memory that another rank, the
-    /// lender, has lent for the plan. The request sets the key that reports this. Then the lender checks whether it can
-    /// free lent memory. The number is the lender's rank.
+    /// The request reports to another rank, the lender, that the requesting rank has closed a plan of an exchange: it
+    /// no longer accesses the memory that the lender has lent for the plan. After the answer, the lender checks which
+    /// lent memory it can free. The number is the lender's rank.
     Closed(u32),
 }
 
@@ -61,12 +61,12 @@ pub(super) struct Asked {
     pub(super) request: StoreRequest,
     /// The end of the wait on the simulation's clock. `None` if the request does not wait for a key.
     pub(super) until: Option<Duration>,
-    /// One entry for each call so far. `None`: the deadline of the call has passed. `Some(None)`: the store has served
-    /// the call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
+    /// One entry for each ended call of the request. `None`: the deadline of the call has passed. `Some(None)`: the
+    /// store has served the call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
     pub(super) replies: Vec<Option<Option<Reply>>>,
 }
 
-/// The result of running the code of a request.
+/// The result of [`Asked::progress`].
 pub(super) enum Progress {
     /// The code needs the reply to this call.
     Call(Call),
@@ -74,7 +74,7 @@ pub(super) enum Progress {
 }
 
 impl Asked {
-    /// Runs the code of the request at the time `now`, with the replies so far.
+    /// Runs the production code of the request at the time `now`, with the replies so far.
     pub(super) fn progress(&self, now: Duration) -> Result<Progress, Violation> {
         let deadline = self.until.unwrap_or(now);
         let replay = Replay { replies: &self.replies, deadline, state: Mutex::default() };
@@ -92,11 +92,11 @@ impl Asked {
     }
 }
 
-/// A store that answers call number `n` with reply number `n` of `replies`. Later calls fail. The first of them is kept
-/// in [`Replayed::wanted`].
+/// A store that answers call number `n` with reply number `n` of `replies`. A call without a reply fails, and
+/// [`Replayed::wanted`] keeps the first such call.
 struct Replay<'a> {
     replies: &'a [Option<Option<Reply>>],
-    /// The deadline of calls that wait.
+    /// The deadline of calls that wait for a key.
     deadline: Duration,
     state: Mutex<Replayed>,
 }

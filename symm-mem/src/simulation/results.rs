@@ -6,8 +6,8 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// The kind of a meeting. The number is the uid of the group whose members take part. In a kind without a number, all
-/// ranks of the domain take part.
+/// The kind of a meeting. The number is the uid of the group whose members take part. In a meeting of a kind without a
+/// number, all ranks of the domain take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
@@ -47,6 +47,9 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Meeting {
     pub(super) kind: Kind,
+    /// The epoch of the group for a commit or a plain registration. For a rendezvous, a number made of the epoch and
+    /// [`Life::number`](super::library::Life). Otherwise 0. Under some troubles, a number that keeps the oracle from
+    /// comparing the results of the culprit's meetings with those of other ranks.
     pub(super) epoch: u64,
     /// The number of the meeting among those of its kind and epoch.
     pub(super) round: u64,
@@ -63,7 +66,7 @@ pub(super) struct Span {
 
 /// The result of a meeting, as one rank gets it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Said {
+pub(super) enum MeetingResult {
     Commit(Result<Agreed, agreement::Ending>),
     Plain(Result<Plain, agreement::Ending>),
     Retire(Result<Retired, agreement::Ending>),
@@ -77,7 +80,7 @@ pub(super) enum Said {
 pub(super) struct Ended {
     pub(super) rank: u32,
     pub(super) span: Span,
-    pub(super) said: Said,
+    pub(super) said: MeetingResult,
     /// The time of the end on the simulation's clock in µs.
     pub(super) ended: u64,
     /// The number of operations in the log of the rank's first pool when the meeting began.
@@ -86,8 +89,8 @@ pub(super) struct Ended {
     pub(super) registered: bool,
     /// True if the rank has asked the store to store its record.
     pub(super) posted: bool,
-    /// The members whose records the store has at the end of the meeting. `None` unless the trouble makes ranks lose
-    /// the store, or if this rank has not asked the store to store its own record.
+    /// The members whose records the store has at the end of the meeting. `None` if the trouble makes no rank lose the
+    /// store, or if this rank has not asked the store to store its own record.
     pub(super) arrived: Option<Vec<u32>>,
     /// The number of groups whose commit logs the meeting uses on this rank.
     pub(super) groups: usize,
@@ -104,8 +107,8 @@ pub(super) struct Used {
     pub(super) way: Way,
 }
 
-/// How a collective accesses a block: at a byte offset in the window with this serial (the number of windows that the
-/// communicator had registered before), through a plain registration, or without either.
+/// How a collective accesses a block: at a byte offset in a window, through a plain registration, or without either.
+/// The serial of a window is the number of windows that the communicator had registered before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -120,15 +123,15 @@ enum Failed<'a> {
     Exchange(&'a exchange::ExchangeEnding),
 }
 
-impl Said {
+impl MeetingResult {
     fn failed(&self) -> Option<Failed<'_>> {
         match self {
-            Said::Commit(Err(ending))
-            | Said::Plain(Err(ending))
-            | Said::Retire(Err(ending))
-            | Said::Length(Err(ending)) => Some(Failed::Pool(ending)),
-            Said::Meet(Err(ending)) => Some(Failed::Meet(ending)),
-            Said::Exchange(Err(ending)) => Some(Failed::Exchange(ending)),
+            MeetingResult::Commit(Err(ending))
+            | MeetingResult::Plain(Err(ending))
+            | MeetingResult::Retire(Err(ending))
+            | MeetingResult::Length(Err(ending)) => Some(Failed::Pool(ending)),
+            MeetingResult::Meet(Err(ending)) => Some(Failed::Meet(ending)),
+            MeetingResult::Exchange(Err(ending)) => Some(Failed::Exchange(ending)),
             _ => None,
         }
     }
@@ -171,16 +174,19 @@ impl Said {
         )
     }
 
-    /// If the members did not wait any longer for records, returns the members whose records were missing, and true if
-    /// the ranks wait for each other in a circle.
+    /// If the meeting has failed because records were missing, returns the members whose records were missing. Also
+    /// returns true if the failure reports that ranks wait for each other in a circle.
     pub(super) fn missing(&self) -> Option<(Vec<u32>, bool)> {
         if let Some(Refusal::SyncTimeout { missing, circle, .. }) = self.refusal() {
             return Some((missing.iter().map(|it| it.rank).collect(), !circle.is_empty()));
         }
         match (self, self.rendezvous(), self.exchange()) {
-            (Said::Plain(Err(agreement::Ending::Poisoned(Poison::MembersLost { missing, .. }))), ..) => {
-                Some((missing.clone(), false))
-            }
+            (
+                MeetingResult::Plain(Err(agreement::Ending::Poisoned(Poison::MembersLost {
+                    missing, ..
+                }))),
+                ..,
+            ) => Some((missing.clone(), false)),
             (_, Some(RendezvousRefusal::RendezvousTimeout { missing, circle, .. }), _)
             | (.., Some(ExchangeRefusal::ExchangeTimeout { missing, circle, .. })) => {
                 Some((missing.clone(), !circle.is_empty()))
@@ -190,23 +196,25 @@ impl Said {
     }
 
     /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. The members need
-    /// this time for the actions after the decision, or for the last repetition of a failed store request.
+    /// this time for the actions after the decision, or to repeat a failed store request for the last time.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
-            Said::Commit(Err(_)) if is_timeout => 0,
+            MeetingResult::Commit(Err(_)) if is_timeout => 0,
             // 100 ms: the last repetition of a failed request begins at most `RETRY_INTERVAL` (50 ms) after the rank's
             // time limit for repetitions, and its messages take less than 50 ms.
-            Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
-            Said::Length(_) => 0,
+            MeetingResult::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
+            MeetingResult::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,
         }
     }
 
+    /// Returns the refusal of a meeting about a pool. For a commit that has succeeded, this is the reason why it has
+    /// left segments pending.
     pub(super) fn refusal(&self) -> Option<&Refusal> {
         match (self, self.failed()) {
-            (Said::Commit(Ok(agreed)), _) => agreed.pending.as_ref(),
+            (MeetingResult::Commit(Ok(agreed)), _) => agreed.pending.as_ref(),
             (_, Some(Failed::Pool(agreement::Ending::Refused(refusal)))) => Some(refusal),
             _ => None,
         }
@@ -214,7 +222,7 @@ impl Said {
 
     pub(super) fn poison(&self) -> Option<&Poison> {
         match (self, self.failed()) {
-            (Said::Retire(Ok(Retired::Poisoned { poison, .. })), _)
+            (MeetingResult::Retire(Ok(Retired::Poisoned { poison, .. })), _)
             | (_, Some(Failed::Pool(agreement::Ending::Poisoned(poison)))) => Some(poison),
             _ => None,
         }
@@ -222,14 +230,14 @@ impl Said {
 
     pub(super) fn rendezvous(&self) -> Option<&RendezvousRefusal> {
         match self {
-            Said::Meet(Err(protocol::RendezvousEnding::Refused(refusal))) => Some(refusal),
+            MeetingResult::Meet(Err(protocol::RendezvousEnding::Refused(refusal))) => Some(refusal),
             _ => None,
         }
     }
 
     pub(super) fn exchange(&self) -> Option<&ExchangeRefusal> {
         match self {
-            Said::Exchange(Err(exchange::ExchangeEnding::Refused(refusal))) => Some(refusal),
+            MeetingResult::Exchange(Err(exchange::ExchangeEnding::Refused(refusal))) => Some(refusal),
             _ => None,
         }
     }
@@ -239,21 +247,21 @@ impl Said {
         if self.store_failed() {
             return if self.is_in_doubt() { "in doubt" } else { "store failed" };
         }
-        if let Said::Commit(Ok(Agreed { pending: Some(_), .. })) = self {
+        if let MeetingResult::Commit(Ok(Agreed { pending: Some(_), .. })) = self {
             return "prefix";
         }
         let refused = self.refusal().map(Refusal::name).or_else(|| self.poison().map(Poison::name));
         let refused = refused.or_else(|| self.rendezvous().map(RendezvousRefusal::name));
         let refused = refused.or_else(|| self.exchange().map(ExchangeRefusal::name));
         refused.unwrap_or(match self {
-            Said::Commit(Ok(agreed)) if agreed.without.is_some() => "without windows",
-            Said::Commit(Ok(_)) => "committed",
-            Said::Plain(Ok(Plain::Registered {})) => "registered plainly",
-            Said::Plain(Ok(_)) => "registration undone",
-            Said::Retire(Ok(_)) => "retired",
-            Said::Length(Ok(_)) => "agreed length",
-            Said::Meet(Ok(_)) => "mapped",
-            Said::Exchange(Ok(_)) => "exchanged",
+            MeetingResult::Commit(Ok(agreed)) if agreed.without.is_some() => "without windows",
+            MeetingResult::Commit(Ok(_)) => "committed",
+            MeetingResult::Plain(Ok(Plain::Registered {})) => "registered plainly",
+            MeetingResult::Plain(Ok(_)) => "registration undone",
+            MeetingResult::Retire(Ok(_)) => "retired",
+            MeetingResult::Length(Ok(_)) => "agreed length",
+            MeetingResult::Meet(Ok(_)) => "mapped",
+            MeetingResult::Exchange(Ok(_)) => "exchanged",
             _ => "out of step",
         })
     }

@@ -1,6 +1,6 @@
 //! The choices of a seed: ranks and groups, the program of every rank, and the trouble, which is a fault or a
-//! difference between ranks. The *culprit* is the rank that the trouble concerns. A *meeting* is one run of an
-//! agreement among ranks, such as that of a commit.
+//! difference between ranks. The *culprit* is the rank that the trouble concerns. A *meeting* is one agreement among
+//! ranks, for example on a commit.
 //!
 //! Every rank has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty,
 //! and is only [committed](Action::Commit).
@@ -24,8 +24,9 @@ pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
 pub(super) const LAST_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// The longer one of the two values of [`Scenario::lease`], in µs. If the trouble delays no rank, the programs of all
-/// ranks end within this time. So in a run with this lease and without delays, no lease expires.
+/// The longer of the two leases that a seed draws from, in µs. A lease is the time that peers have to close lent
+/// memory, see [`Scenario::lease`]. If the trouble delays no rank, the programs of all ranks end within this time, so
+/// that no lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 pub(super) const MIB: u64 = 1 << 20;
@@ -45,8 +46,9 @@ pub(super) enum Action {
         bytes: u64,
     },
     /// Commits the first pool for the group, or the second pool if `second` is true. `last` is true for the commits at
-    /// the end of the program, which have the policy `Prefix` and the deadline [`LAST_DEADLINE`]. If `verify` is false,
-    /// the rank skips the commit if nothing is new, see [`CommitOptions::verify`](crate::CommitOptions::verify).
+    /// the end of the program, which have the policy [`Prefix`](crate::Policy::Prefix) and the deadline
+    /// [`LAST_DEADLINE`]. If `verify` is false, the rank skips the commit if nothing is new, see
+    /// [`CommitOptions::verify`](crate::CommitOptions::verify).
     Commit {
         group: u64,
         second: bool,
@@ -54,8 +56,8 @@ pub(super) enum Action {
         verify: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
-    /// same numbers as on the other members. In production, a rank whose requests differ from those of the other
-    /// members can skip a commit in this way.
+    /// same numbers as on the other members. In production, a rank can skip a commit in this way if its requests of the
+    /// pool differ from those of the other members.
     Skip {
         group: u64,
     },
@@ -74,8 +76,8 @@ pub(super) enum Action {
         nth: u64,
     },
     /// Uses the rank's block with index `nth`, modulo the number of its blocks, in a collective of the group. `site` is
-    /// the number of the collective. It is equal on all members, so that the simulation can compare how they access the
-    /// block.
+    /// the number of the collective, equal on all members. By this number, the simulation compares how the members
+    /// access the block.
     Use {
         group: u64,
         nth: u64,
@@ -92,9 +94,9 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in some segments, and then retires these segments. They are `count` consecutive ones,
+    /// Frees the rank's blocks in some segments, and then retires these segments. They are `count` consecutive entries,
     /// from index `nth` on, of the list of segments that are not retired yet. Indexes count modulo the length of the
-    /// list. If the list is shorter than `count`, all of its segments are retired.
+    /// list. If the list is shorter than `count`, the action retires all of its segments.
     Retire {
         nth: u64,
         count: u64,
@@ -113,8 +115,8 @@ pub(super) enum Action {
         seed: u64,
     },
     /// Simulates the transfers of a plan with this name. The rank can have several plans with this name, because each
-    /// `Exchange` adds one. The action takes the newest of those that the rank has not dropped, or the oldest if
-    /// `former` is true. Only the newest plan may be executed, so the transfers of an older one must be refused.
+    /// `Exchange` adds one. Among those that the rank has not dropped, the action takes the newest plan, or the oldest
+    /// if `former` is true. Only the newest plan may be executed, so the transfers of an older plan must be refused.
     Copy {
         group: u64,
         name: u64,
@@ -127,7 +129,7 @@ pub(super) enum Action {
         all: bool,
     },
     /// Drops all plans, and the buffers that the rank lends to peers for the plans' transfers. A lent buffer is freed
-    /// once the peers have closed it.
+    /// once the peers have closed the plans that use it.
     CloseExchanges,
     /// Creates the group with its communicator. If the rank already has the group, the new group replaces it. The new
     /// group is in the next epoch if `epoch` is true, else in the same epoch.
@@ -153,7 +155,7 @@ pub(super) enum RendezvousInput {
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) trouble: Trouble,
-    /// The rank that the trouble concerns. A seed draws one also for a trouble that concerns no single rank.
+    /// The rank that the trouble concerns. A seed also draws a culprit if the trouble concerns no single rank.
     pub(super) culprit: u32,
     /// The members of each group, by the group's uid.
     pub(super) groups: BTreeMap<u64, Vec<u32>>,
@@ -163,7 +165,7 @@ pub(super) struct Scenario {
     /// The memory in bytes that the pools of a rank can use, except on the culprit under [`Trouble::Exhausted`].
     capacity: u64,
     /// The memory in bytes that the culprit's pools can use under [`Trouble::Exhausted`].
-    least: u64,
+    culprit_capacity: u64,
     /// True if `capacity` is so small, at most 70 MiB, that allocations may fail.
     pub(super) scarce: bool,
     /// The longest random delay in µs. A piece of a message to or from the store arrives after a random delay, and so
@@ -175,18 +177,19 @@ pub(super) struct Scenario {
     /// The least time in µs from the death of a rank until the watchdogs of the other ranks report it as dead. `None`
     /// if they never report it.
     pub(super) noticed: Option<u64>,
-    /// After a rank has dropped a plan, the time in µs that its peers have to close the memory that it lends them for
-    /// the plan. If a peer does not close it in time, the rank keeps the memory until the end of the run.
+    /// The time in µs that the peers of a rank have to close lent memory: from when the rank has dropped a plan until
+    /// the peers have closed the memory that the rank lends them for this plan. If a peer needs longer, the rank keeps
+    /// the memory until the end of the run.
     pub(super) lease: u64,
 }
 
-/// The releases of the library from which a seed draws. Some have windows, some have none, and the windows of 2.28.3
-/// are defective.
+/// The releases of the library (NCCL) from which a seed draws. Some have windows, some have none, and the windows of
+/// 2.28.3 are defective.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
 /// Releases for the troubles under which plain registrations (`ncclCommRegister`) fail, see [`Trouble::forbids_plain`].
-/// They have no usable windows, because only segments without windows are registered plainly. 21304 and 21805 are not
-/// among them, because they have no `ncclCommRegister`.
+/// They have no usable windows, because only segments without windows are registered plainly. 21304 and 21805 are left
+/// out, because they have no `ncclCommRegister`.
 const WINDOWLESS: [u32; 4] = [22105, 22203, 22605, 22803];
 
 /// Returns true if the windows of a release can be used.
@@ -202,7 +205,7 @@ impl Scenario {
         let culprit = random.below(world.into()) as u32;
         let groups = groups(random, world, limits);
         let phases = (2 + random.below(3)).min(limits.phases);
-        let bad = random.below(phases);
+        let trouble_phase = random.below(phases);
         let release = match trouble {
             Trouble::OtherEnvironment => 22809,
             _ if trouble.forbids_plain() => *random.pick(&WINDOWLESS),
@@ -210,7 +213,8 @@ impl Scenario {
             _ => *random.pick(&RELEASES),
         };
         let seed = random.next();
-        let programs = Writer::new(seed, limits, trouble, culprit, &groups, world).write(phases, bad);
+        let programs =
+            Writer::new(seed, limits, trouble, culprit, &groups, world).write(phases, trouble_phase);
         let scarce = random.one_in(8);
         Self {
             trouble,
@@ -219,7 +223,7 @@ impl Scenario {
             programs,
             release,
             capacity: 2 * MIB * if scarce { 4 + random.below(32) } else { 1 << 13 },
-            least: 2 * MIB * random.below(12),
+            culprit_capacity: 2 * MIB * random.below(12),
             scarce,
             slowest: *random.pick(&[5, 50, 2000]),
             repeats: random.one_in(3),
@@ -230,7 +234,7 @@ impl Scenario {
 
     /// Returns the memory in bytes that the pools of `rank` can use.
     pub(super) fn memory(&self, rank: u32) -> u64 {
-        if self.trouble_of(rank) == Trouble::Exhausted { self.least } else { self.capacity }
+        if self.trouble_of(rank) == Trouble::Exhausted { self.culprit_capacity } else { self.capacity }
     }
 
     /// Returns true if the library has `ncclCommRegister`.
@@ -256,7 +260,8 @@ impl Scenario {
         (release, WindowSupport::Unavailable { reason })
     }
 
-    /// Returns the ranks that `rank` lists when it creates the domain, in a job of `world` ranks.
+    /// Returns the ranks that `rank` lists as members when it creates the domain of its pools, in a job of `world`
+    /// ranks.
     pub(super) fn domain(&self, rank: u32, world: u32) -> Vec<u32> {
         let lacks = match self.trouble {
             Trouble::OtherDomain { lacks: true } if self.is_culprit(rank) => Some((rank + 1) % world),
@@ -268,7 +273,8 @@ impl Scenario {
 
     /// Returns the address space in bytes that is left for windows of `group`, as `rank` reports it in a commit. A rank
     /// computes it from the memory size of its own device. Under [`Trouble::AddressSpace`], the culprit reports 3 MiB,
-    /// and the other members of its groups report 2 MiB. Otherwise it is 1 TiB, which is enough for all windows.
+    /// and the other members of its groups report 2 MiB. Otherwise every rank reports 1 TiB, which is enough for all
+    /// windows.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
             Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,

@@ -1,4 +1,4 @@
-//! Carries the requests of ranks to the store, and the answers back.
+//! Carries the requests of ranks to the store, and the answers back to the ranks.
 //!
 //! A message travels in one or two pieces, each of which takes a random time. A connection breaks:
 //! - If its rank dies or is cut off, or if the store dies. A living rank then repeats its request only if it is a
@@ -34,7 +34,7 @@ impl World {
         !self.network.is_dead && self.ranks[rank as usize].cut_off <= self.now
     }
 
-    /// Begins a rank's request to the store. `goal` selects what happens when the answer has come.
+    /// Begins a rank's request to the store. `goal` selects the use of the answer.
     pub(super) fn ask(&mut self, rank: u32, goal: Goal, request: StoreRequest) -> Result<(), Violation> {
         let until = request.waits_until().map(|until| self.ranks[rank as usize].world_time(until));
         let until = until.map(Duration::from_micros);
@@ -118,11 +118,11 @@ impl World {
         match outcome {
             // The greeting of a new connection has ended. The request makes its next call.
             None => {}
-            Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
+            Some(_) if is_stale || !self.count_step(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),
             Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
-            // A call that waits for a key fails with this error if its rank was stopped, and reads the store's answer
-            // more than 5 s after the call's deadline.
+            // A call that waits for a key fails with this error if its rank was stopped and then reads the store's
+            // answer more than 5 s after the call's deadline.
             Some(Err(Failure::Unresponsive)) => {
                 self.lose(asked);
                 return Ok(());
@@ -142,8 +142,8 @@ impl World {
                 self.answer(asked.rank, token, work::Answer::Store(answer))?;
             }
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
-            // The request has set the key that tells the lender that this rank has closed the lent memory. In
-            // production, the lender polls for the key. In the simulation, this event makes the lender check it.
+            // The request has set the key that reports to the lender that this rank has closed the lent memory. In
+            // production, the lender polls for the key. In the simulation, this event makes the lender check for it.
             Goal::Closed(lender) => self.soon(Event::Collect(lender)),
         }
         Ok(())
@@ -223,9 +223,9 @@ impl World {
     }
 
     /// Ends the blocked window registrations of each commit whose verdict in the store says that the group is dead. In
-    /// production, another thread of the member reads the verdict and aborts the communicator. The abort may come too
-    /// late, so the function leaves out some members at random. It checks each verdict once, and then drops its members
-    /// from [`watched`](Self::watched).
+    /// production, another thread of the member reads the verdict and aborts the communicator. There, the abort may
+    /// come too late, so the simulation leaves the registrations of some members blocked, at random. Each entry of
+    /// [`watched`](Self::watched) is removed when its verdict is in the store.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
@@ -239,11 +239,11 @@ impl World {
     }
 }
 
-/// Returns true if `stands`, the value of a commit's verdict key, says that the group is dead: the commit has failed,
+/// Returns true if `verdict`, the value of a commit's verdict key, says that the group is dead: the commit has failed,
 /// or has poisoned the group.
-fn is_dead(stands: &[u8]) -> bool {
+fn is_dead(verdict: &[u8]) -> bool {
     matches!(
-        read_verdict::<CommitProtocol>(stands),
+        read_verdict::<CommitProtocol>(verdict),
         Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned(_) }))
     )
 }

@@ -38,8 +38,8 @@ fn members_agree_whatever_happens() {
         first.map_or("", |(_, it)| &it.0)
     );
     println!("{} seeds, {} steps, {} states", summary.seeds, summary.steps, summary.states.len());
-    // Each of these results of meetings occurs with at least one seed, so the simulation tests the code that leads to
-    // it.
+    // Each of these results of meetings must occur with at least one seed. So the simulation tests the code that leads
+    // to it.
     let ends: BTreeSet<&str> = summary.tally.keys().map(|(_, end)| *end).collect();
     for end in [
         "committed",
@@ -118,9 +118,9 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     }
     let (first, second) = (segment(0, 7), segment(1, 7));
     library.register(LIFE, 0, vec![first], 1).unwrap();
-    assert!(library.returned().is_empty());
+    assert!(library.take_ended_calls().is_empty());
     library.register(LIFE, 1, vec![second], 2).unwrap();
-    let mut met: Vec<_> = library.returned().into_iter().map(|met| (met.rank, met.serials)).collect();
+    let mut met: Vec<_> = library.take_ended_calls().into_iter().map(|met| (met.rank, met.serials)).collect();
     met.sort();
     assert_eq!(met, [(0, Ok(vec![0])), (1, Ok(vec![0]))]);
     // The call with token 3 begins, and waits for the matching call of rank 1. `Library` rejects the call with token 4:
@@ -140,6 +140,6 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     assert_eq!(reached(&library), None);
     // The call with token 3 still waits for rank 1. It ends with an error when rank 0 aborts its communicator.
     library.leave_all(0).unwrap();
-    assert!(matches!(&library.returned()[..], [EndedCall { rank: 0, serials: Err(_), .. }]));
+    assert!(matches!(&library.take_ended_calls()[..], [EndedCall { rank: 0, serials: Err(_), .. }]));
     library.leave_all(1).unwrap();
 }

@@ -1,5 +1,6 @@
-//! The trouble of a run, see [the terms](super). A trouble that concerns one phase occurs in a phase that the seed
-//! selects. Most troubles concern one rank, the *culprit*.
+//! The trouble of a run: a fault, or a difference between ranks. A trouble that concerns one phase occurs in a phase
+//! that the seed selects. Most troubles concern one rank, the *culprit*. Further terms, such as *phase*, *domain* and
+//! *meeting*, are defined in [`super`].
 
 use std::time::Duration;
 
@@ -24,10 +25,11 @@ pub(super) enum Trouble {
     Capturing,
     /// Like [`Capturing`](Self::Capturing), but the culprit has not declared the capture to the pool.
     CapturingUndeclared,
-    /// In the second commit of each group of the culprit, a check of the culprit before the agreement fails. So the
-    /// commit is refused.
+    /// In the second commit for each group of the culprit, a check that the culprit makes before the agreement fails.
+    /// So the commit is refused.
     PrepareFails,
-    /// In one phase, all ranks commit their groups one by one, and the culprit does so in the opposite order.
+    /// In one phase, all ranks commit their groups one by one in the same order, except the culprit, which has the
+    /// opposite order.
     Swapped,
     /// In one phase, the culprit pauses for this many ms before its commits.
     Late(u64),
@@ -69,7 +71,7 @@ pub(super) enum Trouble {
     KeepsGraphs,
     /// In each retirement, the culprit keeps one of its blocks in the segments that it asks to retire.
     KeepsBlocks,
-    /// In one phase, the culprit asks to retire other segments than its peers.
+    /// In one phase, the culprit asks to retire other segments than the other ranks.
     RetiresOther,
     /// In each retirement, the culprit's wait for its device to become idle fails in the driver.
     NeverAtRest,
@@ -85,7 +87,7 @@ pub(super) enum Trouble {
     ExchangesOtherwise(usize),
     /// The culprit's driver never maps memory of its peers.
     CannotMap,
-    /// When the culprit is to make the [step](super) with this number, it dies instead.
+    /// The culprit dies when it is due to make the [step](super) with this number.
     Killed(u64),
     /// The first field is the number of a [step](super) of the culprit. After this step, the culprit does nothing for
     /// the time in the second field, in ms.
@@ -102,13 +104,13 @@ pub(super) enum Trouble {
     },
     /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation.
     ExtraDomain,
-    /// In one phase, the members of a group commit their two pools for it, and the culprit does so in the opposite
-    /// order.
+    /// In one phase, the members of a group commit their two pools for it in the same order, except the culprit, which
+    /// has the opposite order.
     CrossesPools,
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
     OtherProtocol,
-    /// For some time, the culprit cannot reach the store, and goes on with its program. The first field is when this
+    /// For some time, the culprit cannot reach the store, and goes on with its program. The first field says when this
     /// time begins. The second field is its length in ms, or [`FOREVER`].
     CutOff(CutOffAt, u64),
     /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
@@ -134,14 +136,14 @@ pub(super) enum CutOffAt {
 
 impl Trouble {
     pub(super) fn draw(random: &mut Random) -> Self {
-        // Draws the number of a step. One of three upper limits is drawn first. So early steps are more likely than
-        // late ones, which short programs never reach.
+        // Draws the number of a step, up to one of three limits. So early steps are more likely than late steps, which
+        // short programs never reach.
         let steps = |random: &mut Random| {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        // Draws a time in ms. With the three upper limits, there are times that are shorter than the least time limit
-        // of a vote, `OUTCOME_FLOOR` (5 s), and times that are longer than that of an action, `ACTION_FLOOR` (10 s).
+        // Draws a time in ms below one of three upper limits. So some times are shorter than the least time limit of a
+        // vote, `OUTCOME_FLOOR` (5 s). Others are longer than the least time limit of an action, `ACTION_FLOOR` (10 s).
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -233,11 +235,14 @@ impl Trouble {
         matches!(self, Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if the trouble can [silence](Self::silences) the culprit alone for at least `OUTCOME_FLOOR`. After
-    /// a decision, the other members wait at least this long for the rank's outcome. A culprit that is cut off does not
-    /// post its outcome later if it gives up before the store answers again, whatever the length of the cut. After the
-    /// death of the store, nobody gets a result.
-    pub(super) fn silences_past_budgets(self) -> bool {
+    /// Returns true if, after a decision, the members may not get the culprit's outcome, while they get all others:
+    /// - The culprit dies.
+    /// - The culprit stops for at least `OUTCOME_FLOOR`, the shortest time for which the others wait for its outcome.
+    /// - The culprit is cut off from the store for any time. It may give up before the store answers again, and then
+    ///   never posts its outcome.
+    ///
+    /// Returns false for the death of the store, because then no member gets a result.
+    pub(super) fn loses_outcome(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= OUTCOME_FLOOR,
             Self::StoreDies(_) => false,
@@ -247,11 +252,11 @@ impl Trouble {
 
     /// Returns true if the trouble can make a registration of windows take longer than its time limit, which is at
     /// least `ACTION_FLOOR`.
-    pub(super) fn blocks_past_budgets(self) -> bool {
+    pub(super) fn blocks_registration(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // The 50 ms are more than the few messages of a registration take. Each message takes up to 2 ms
-                // (`Scenario::slowest`).
+                // 50 ms are longer than the few messages to or from the store take during a registration. Each of them
+                // takes up to 2 ms (`Scenario::slowest`).
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,
@@ -266,7 +271,7 @@ impl Trouble {
     }
 
     /// Returns true if the trouble can make the culprit's pool differ from the pools of the other ranks.
-    pub(super) fn parts_pools(self) -> bool {
+    pub(super) fn makes_pools_differ(self) -> bool {
         matches!(
             self,
             Self::ExtraSegment

@@ -1,5 +1,5 @@
-//! The protocol version of the culprit under [`Trouble::OtherProtocol`]. It is one higher than that of the other ranks,
-//! as if the culprit ran another release of this crate.
+//! The protocol version of the culprit (the rank that the trouble concerns) under [`Trouble::OtherProtocol`]. It is one
+//! higher than that of the other ranks, as if the culprit ran another release of this crate.
 
 use bootstrap::agreement::{Answer, Request};
 
@@ -41,9 +41,9 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
 }
 
 /// Converts an answer of the store for a rank whose protocol version is one higher: subtracts 1 from the versions of
-/// the messages. The rank runs the code of this release, which accepts only this release's version. So with the
-/// subtraction, it accepts messages of the higher version, such as its own, and rejects the messages of the other
-/// ranks.
+/// the messages. The rank runs the code of this release, which accepts only this release's version. After the
+/// subtraction, this code accepts messages of the higher version, such as the rank's own, and rejects the messages of
+/// the other ranks.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

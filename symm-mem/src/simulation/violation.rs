@@ -5,15 +5,14 @@ use std::fmt;
 /// The limits of the choices that a seed makes: the number of ranks, and upper limits of other numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The number of ranks, at most 63. 0 and 1 mean 2. If this is `None`, the seed draws a number from 2 to 6.
+    /// The number of ranks, at most 63. 0 and 1 mean 2. If `None`, the seed draws a number from 2 to 6.
     pub ranks: Option<u32>,
     /// The greatest number of [phases](crate::simulation) of the program.
     pub phases: u64,
     /// The greatest number of groups.
     pub groups: usize,
-    /// The greatest number of allocations and frees of a rank in a phase. Those that only the
-    /// [culprit](crate::simulation) makes do not count. Allocations of a length on which the ranks agree do not count
-    /// either.
+    /// The greatest number of allocations and frees of a rank in a phase. Not counted: those that only the
+    /// [culprit](crate::simulation) makes, and allocations of a length on which the ranks agree.
     pub requests: u64,
 }
 

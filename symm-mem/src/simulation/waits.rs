@@ -1,7 +1,8 @@
-//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain.
+//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain, the ranks that
+//! share the pools.
 //!
-//! A *meeting* is one run of an agreement among ranks. In a *circle of waits*, each rank waits in a meeting for another
-//! rank of the circle, which waits in a different meeting. So none of the waits can end by itself.
+//! A *meeting* is one agreement among ranks. In a *circle of waits*, each rank waits in a meeting for another rank of
+//! the circle, which waits in a different meeting. So none of the waits can end by itself.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +29,8 @@ impl World {
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
         // Before it reports a timeout, a rank searches for a circle of waits: it reads the waits of all ranks twice
-        // (see `look`), and finds only waits that are in both reads. The search needs up to 12 more messages.
-        // `messages` is the longest time in µs of the whole search.
+        // (see `look`), and counts only waits that are in both reads. The search needs up to 12 more messages to or
+        // from the store. `messages` is the longest time in µs of the whole search.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -58,13 +59,13 @@ impl World {
         2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
 
-    /// Returns true if a timeout with this circle of waits is the right error for the ranks `told`. Returns false if
-    /// they should have got `Refusal::GenerationMismatch` instead, in one of two cases:
+    /// Returns true if a timeout with this circle of waits is the right error for the ranks `told`. Returns false in
+    /// two cases, in which they should have got `Refusal::GenerationMismatch` instead:
     /// - The ranks of the circle wait in different generations of the domain: they have created it a different number
     ///   of times.
     /// - The trouble is [`Trouble::ExtraDomain`], `told` contains only the culprit (the rank with the trouble), and the
     ///   circle contains no rendezvous and no exchange.
-    pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
+    pub(super) fn is_timeout_right(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
         // Under `ExtraDomain`, only the culprit has created the last generation of the domain. So it is alone in
@@ -108,15 +109,15 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if `late` is a timeout, and each rank that it reports as missing had ended the next meeting of the
-    /// same kind before the rank of `late` came. This is possible only if the missing rank's list of members lacks the
-    /// rank of `late`. The missing rank then does not wait for that rank. The list of members of a meeting, which tells
-    /// a late rank that the lists differ, stays in the store until the next meeting of the kind has ended.
+    /// Returns true if `late` is a timeout of a rank that came too late to learn that the lists of members differ. The
+    /// list of a meeting stays in the store until the next meeting of the same kind has ended. So each rank that `late`
+    /// reports as missing must have ended a later meeting of this kind before the rank of `late` came. Such a missing
+    /// rank does not wait for the rank of `late`, because its own list lacks this rank.
     fn comes_after_next(&self, late: &Ended) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
         // After it begins the meeting, the rank of `late` needs up to 8 messages until it reads the decision. If a
-        // missing rank ends the next meeting during this time, the rank of `late` may still come too late.
+        // missing rank ends a later meeting during this time, the rank of `late` may still come too late.
         let looks = late.span.begun + 8 * self.scenario.slowest;
         let is_next = |it: &Ended| {
             it.span.meeting.kind == late.span.meeting.kind

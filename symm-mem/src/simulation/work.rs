@@ -1,6 +1,6 @@
-//! The state machines of *meetings*. A meeting is one run of an agreement among ranks, such as that of a commit.
-//! [`Work`] is the state machine of a rank's current meeting, with a variant for each kind of meeting. All kinds get an
-//! [`Answer`] and return a [`Want`], their next request.
+//! The state machines of *meetings*. A meeting is one agreement among ranks, for example on a commit. [`Work`] is the
+//! state machine of a rank's current meeting, with a variant for each kind of meeting. All kinds get an [`Answer`] and
+//! return a [`Want`], their next request.
 
 use std::{
     sync::{Arc, Mutex},
@@ -9,7 +9,7 @@ use std::{
 
 use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
 
-use super::{exchanges::Exchanging, requests::StoreRequest, results::Said, violation::Violation};
+use super::{exchanges::Exchanging, requests::StoreRequest, results::MeetingResult, violation::Violation};
 use crate::{
     agreement::{
         self as commits, Agreed, CommitPlan, CommitProtocol, Ending, GroupId, LengthProtocol,
@@ -34,8 +34,8 @@ pub(super) enum MappingKey {
 pub(super) struct Machine<P: Protocol> {
     agreement: Agreement<P>,
     pub(super) member: Member,
-    /// The plan of the last action that the machine has requested. The error of a failed meeting depends on it. In an
-    /// exchange, it is also the plan on which the members agree.
+    /// The plan of the last action that the machine has requested. If the meeting fails, the error depends on this
+    /// action. In an exchange, this is also the plan on which the members agree.
     pub(super) last: Option<P::Plan>,
 }
 
@@ -50,15 +50,16 @@ impl<P: Protocol> Machine<P> {
     ///
     /// - `outcome` converts an answer other than `Start` and `Store` to the outcome of an action. It returns `None` if
     ///   the answer belongs to another kind of meeting.
-    /// - `act` converts an action to a request. Its arguments are the plan, the deadline, and the key of the verdict.
-    /// - `said` converts the result of the meeting.
+    /// - `act` converts an action to a request. Its arguments are the plan and the deadline of the action, and the
+    ///   store key of the verdict on its outcomes.
+    /// - `said` converts the result of the meeting to a [`MeetingResult`].
     fn step(
         &mut self,
         answer: Answer,
         now: Duration,
         outcome: impl FnOnce(Answer) -> Option<P::Outcome>,
         act: impl FnOnce(P::Plan, Duration, String) -> Want,
-        said: impl FnOnce(Result<P::Agreed, agreement::Ending<P>>, &Self) -> Said,
+        said: impl FnOnce(Result<P::Agreed, agreement::Ending<P>>, &Self) -> MeetingResult,
     ) -> Want {
         let output = match answer {
             Answer::Start => self.agreement.begin(now),
@@ -81,8 +82,8 @@ impl<P: Protocol> Machine<P> {
     }
 }
 
-/// The new segments of a commit that are left without a window, because the commit found that windows are unsupported.
-/// The rank then registers them plainly, by `ncclCommRegister`.
+/// The new segments that a commit has left without windows, because the library does not support windows. The rank then
+/// registers these segments plainly, by `ncclCommRegister`.
 pub(super) struct Unregistered {
     pub(super) group_state: Arc<Mutex<GroupState>>,
     pub(super) segments: Vec<Segment>,
@@ -97,7 +98,7 @@ pub(super) enum Work {
         segments: Vec<Segment>,
         /// For each segment that this commit registers, the index of its window among the windows that this commit
         /// creates.
-        places: Vec<usize>,
+        window_indexes: Vec<usize>,
         /// For each segment that this commit has registered, the serial of its window: the number of windows that the
         /// communicator had registered before. Empty until the registration has succeeded.
         serials: Vec<u64>,
@@ -131,14 +132,13 @@ pub(super) enum Work {
         number: u64,
         /// The key of this rank's entry in [`World::offers`](super::world::World::offers).
         token: u64,
-        /// The [identities](super::world::RendezvousMemory::identity) that this rank has read from the peers' memory.
-        /// If they are the expected ones, this rank has mapped the right memory. `None` until this rank has mapped the
-        /// memory of all peers.
+        /// The [identities](super::world::RendezvousMemory::identity) that this rank has read from the peers' memory,
+        /// to check that it has mapped the right memory. `None` until this rank has mapped the memory of all peers.
         peers: Option<Vec<u64>>,
     },
 }
 
-/// The answer to a [request](Want) of a state machine. `Start` answers no request: it begins the meeting.
+/// The input of a state machine: the answer to its last [request](Want), or `Start`, which begins the meeting.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
     Start,
@@ -160,13 +160,13 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    /// A step of the search that follows if the pools' logs differ between the members of a commit. The search finds
-    /// the first operation that differs. The plan asks for hashes of this rank's log, or for one operation.
+    /// A part of the search that follows if the pools' logs differ between the members of a commit. The search finds
+    /// the first operation that differs. Each plan asks for hashes of this rank's log, or for one operation.
     Search(CommitPlan),
     /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
     /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
-    /// clock, it counts as blocked. It can fail earlier, when the value of `verdict_key` in the store says that the
-    /// group is dead.
+    /// clock, it counts as blocked. It fails earlier if the value of `verdict_key` in the store says that the group is
+    /// dead.
     Register {
         segments: usize,
         joined: Vec<u32>,
@@ -186,7 +186,7 @@ pub(super) enum Want {
     /// Requests nothing: the meeting has ended with this result. The second field lists keys of the meeting that this
     /// rank now removes from the store. It is empty unless this rank has seen that all members have read the result.
     /// See [`Conclusion::read`](agreement::Conclusion::read).
-    Done(Said, Vec<String>),
+    Done(MeetingResult, Vec<String>),
 }
 
 impl Want {
@@ -244,9 +244,9 @@ impl Work {
     /// Passes an answer to the state machine at the time `now` of the rank's own clock, and returns its next request.
     pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
         match self {
-            Work::Commit { machine, places, serials, .. } => {
+            Work::Commit { machine, window_indexes, serials, .. } => {
                 if let Answer::Registered(_, made) = &answer {
-                    *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
+                    *serials = window_indexes.iter().filter_map(|at| made.get(*at).copied()).collect();
                 }
                 step_commit(machine, answer, now)
             }
@@ -255,7 +255,7 @@ impl Work {
                 now,
                 |_| None,
                 |plan, _, _| match plan {},
-                |result, _| Said::Plain(result.map_err(plain_ending)),
+                |result, _| MeetingResult::Plain(result.map_err(plain_ending)),
             ),
             Work::Retire { machine, .. } => step_retirement(machine, answer, now),
             Work::Length { machine } => machine.step(
@@ -263,7 +263,9 @@ impl Work {
                 now,
                 |_| None,
                 |plan, _, _| match plan {},
-                |result, it| Said::Length(result.map_err(|ending| length_ending(ending, &it.member))),
+                |result, it| {
+                    MeetingResult::Length(result.map_err(|ending| length_ending(ending, &it.member)))
+                },
             ),
             Work::Exchange { machine, .. } => machine.step(
                 answer,
@@ -275,7 +277,7 @@ impl Work {
                     let agreed = |agreed: Option<exchange::Agreement>| {
                         agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
                     };
-                    Said::Exchange(result.map_err(Ending::of_meeting).and_then(agreed))
+                    MeetingResult::Exchange(result.map_err(Ending::of_meeting).and_then(agreed))
                 },
             ),
             Work::Meet { machine, peers, .. } => {
@@ -287,7 +289,7 @@ impl Work {
                     now,
                     opened,
                     |plan, _, _| Want::Share(plan),
-                    |result, _| Said::Meet(result.map_err(Ending::of_meeting)),
+                    |result, _| MeetingResult::Meet(result.map_err(Ending::of_meeting)),
                 )
             }
         }
@@ -309,7 +311,7 @@ fn step_commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Durat
         plan => Want::Search(plan),
     };
     machine.step(answer, now, outcome, act, |result, it| {
-        Said::Commit(result.map_err(|ending| commit_ending(ending, &it.member, it.last.as_ref())))
+        MeetingResult::Commit(result.map_err(|ending| commit_ending(ending, &it.member, it.last.as_ref())))
     })
 }
 
@@ -325,7 +327,7 @@ fn step_retirement(machine: &mut Machine<RetireProtocol>, answer: Answer, now: D
     };
     machine.step(answer, now, outcome, act, |result, it| {
         let ending = |ending| retirement_ending(ending, &it.member, it.last.as_ref());
-        Said::Retire(result.or_else(ending))
+        MeetingResult::Retire(result.or_else(ending))
     })
 }
 

@@ -3,8 +3,9 @@
 //!
 //! Every piece of a message to or from the store takes a random time. A call into the library begins at once, unless
 //! the run's [`Trouble`] delays it. The rank gets the result a random time after the call has ended. Events at the same
-//! time happen in a random order. The clock of each rank has its own offset. The state machine of a rank's meeting
-//! makes one request at a time: to the store, to the library, or to map memory.
+//! time happen in a random order. The clock of each rank has its own offset. While a rank takes part in a
+//! [meeting](super), the state machine of the meeting makes one request at a time: to the store, to the library, or to
+//! map memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,22 +41,25 @@ use crate::{
 pub(super) enum Event {
     /// The rank continues its program.
     Resume(u32),
-    /// A piece of a message arrives at the store.
+    /// A piece of a message arrives at the store, on this connection.
     AtStore(ClientId),
-    /// A piece of a message arrives at the rank.
+    /// A piece of a message arrives at the rank that has this connection.
     AtRank(ClientId),
-    /// The deadline of a call to the store passes. The number is that of the call on the connection, from 1.
+    /// The deadline of a call to the store passes. The fields are the connection and the number of the call. The calls
+    /// on a connection are counted from 1.
     Tick(ClientId, u64),
-    /// The rank makes a request to the store again, after a failure of the connection.
+    /// The rank makes a failed request to the store again.
     Repeat(Box<Asked>),
     /// The answer to the request with this token (second field) arrives at the state machine of the rank's meeting.
     Answer(u32, u64, Box<work::Answer>),
-    /// For its request with this token, the rank maps the memory that its peers offer in these records of a rendezvous.
+    /// The rank maps the memory that its peers offer in these records of a rendezvous. The second field is the token of
+    /// the rank's request.
     Share(u32, u64, Vec<RendezvousRecord>),
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
-    /// rank, the token of the request, the group with its [`Life`], and the windows' memory.
+    /// rank, the token of the request, the [`Life`] (one creation) of the group, and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
-    /// The rank checks whether peers have closed the memory that it has lent them.
+    /// The rank checks which peers have closed the plans of exchanges for which it still keeps memory lent, see
+    /// [`World::collect`].
     Collect(u32),
     /// The first rank learns from its watchdogs that the second one is dead.
     Noticed(u32, u32),
@@ -67,8 +71,8 @@ pub(super) struct RendezvousMemory {
     /// A number that must be equal on all members of a rendezvous that succeeds: the [identity](Extent::identity) of
     /// the offered segment, or the id of the persistent allocation.
     pub(super) identity: u64,
-    /// The memory of the segment. It begins with `identity`, so that a peer can check that it has mapped the right
-    /// memory. `None` for a persistent allocation, which the simulation does not allocate.
+    /// The memory of the segment. It begins with `identity`, so that a peer can check that it has mapped the same
+    /// segment as its own. `None` for a persistent allocation, which the simulation does not allocate.
     pub(super) memory: Option<PhysicalMemory>,
 }
 
@@ -82,23 +86,23 @@ pub(super) struct World {
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     /// The work that keeps the culprit's device busy under [`Trouble::RestsLate`], during a retirement.
-    pub(super) work: Option<device::DeviceWork>,
-    /// The time in which the ranks that lose the store ([`World::loses_store`]) cannot reach it, on the simulation's
-    /// clock in µs. `None` before the loss.
+    pub(super) device_work: Option<device::DeviceWork>,
+    /// The time in which some ranks cannot reach the store, on the simulation's clock in µs. See
+    /// [`World::loses_store`]. `None` before this time.
     pub(super) outage: Option<Range<u64>>,
     pub(super) library: Library,
     /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. The verdict is
     /// the members' common decision after the registration. Each entry has the key of the verdict, the rank, and the
     /// token of its request.
     pub(super) watched: Vec<(String, u32, u64)>,
-    /// The memory that ranks offer in their current rendezvous. The key is a random number, the token of the `export`
-    /// in the rank's record. It is not the token of a request.
+    /// The memory that ranks offer in their current rendezvous. The key is the token of the `export` in the rank's
+    /// record. It is a random number of its own, not the token of a request.
     pub(super) offers: HashMap<u64, RendezvousMemory>,
     /// The allocations that ranks lend to each other in exchanges, by lender and id. The entry of a freed allocation
     /// remains, with a reference that cannot be upgraded.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
-    /// For each transfer of an exchange, the allocation that its lender lends, by the exchange's key and the index of
-    /// the transfer. The peer must open this allocation.
+    /// The allocation that the lender of a transfer lends, by the exchange's key and the transfer's index. The copier,
+    /// the other end of the transfer, must open exactly this allocation.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
     /// The results of all meetings on all ranks, for the checks at the end of the run.
     pub(super) ended: Vec<Ended>,
@@ -106,13 +110,13 @@ pub(super) struct World {
     /// of the run.
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     /// The number of events so far.
-    pub(super) steps: u64,
+    pub(super) event_count: u64,
     /// The rank that makes a [step](super) in the current event, or `None` if the event is no step of a rank.
     stepped: Option<u32>,
     /// The [code](Rank::code) of each rank after its last step.
     codes: Vec<u64>,
     /// A hash of the times and the order of the events so far, to compare runs of the same seed.
-    pub(super) record: u64,
+    pub(super) event_hash: u64,
     /// The visited states of the world, each as a hash. May contain a state several times. See
     /// [`Run::states`](super::Run::states).
     pub(super) states: Vec<u64>,
@@ -136,7 +140,7 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-/// A number of events that no run reaches if it ends at all.
+/// More events than any run that ends has.
 const ENDLESS: u64 = 1_000_000;
 
 impl World {
@@ -144,7 +148,7 @@ impl World {
         let mut random = Random(seed);
         let mut scenario = Scenario::draw(&mut random, limits);
         let size = scenario.programs.len() as u32;
-        let lives = stores(&mut random)?;
+        let domain_stores = stores(&mut random)?;
         let programs = std::mem::take(&mut scenario.programs);
         let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
         let library = devices.library();
@@ -156,7 +160,7 @@ impl World {
             let domain = scenario.domain(number, size);
             let device = devices.of_rank(number, scenario.memory(number), in_a_row && !random.one_in(8))?;
             let memory = [device, devices.lending()?];
-            Rank::new(number, &domain, extra, program, memory, &lives, &mut random)
+            Rank::new(number, &domain, extra, program, memory, &domain_stores, &mut random)
         };
         let ranks = (0..).zip(programs).map(rank).collect::<Result<Vec<Rank>, Violation>>()?;
         let codes = ranks.iter().map(Rank::code).collect();
@@ -173,7 +177,7 @@ impl World {
             ranks,
             devices: Some(devices),
             network,
-            work: None,
+            device_work: None,
             outage: None,
             library,
             watched: Vec::new(),
@@ -182,10 +186,10 @@ impl World {
             lent: HashMap::new(),
             ended: Vec::new(),
             uses: BTreeMap::new(),
-            steps: 0,
+            event_count: 0,
             stepped: None,
             codes,
-            record: 0,
+            event_hash: 0,
             states: Vec::new(),
             trace: trace.then(Vec::new),
             sequence: 0,
@@ -197,19 +201,19 @@ impl World {
         &mut self.ranks[rank as usize]
     }
 
-    /// Processes events until none is left. Fails if an invariant is violated, or after [`ENDLESS`] events.
+    /// Processes events until none is left. Fails if an event violates an invariant, or after [`ENDLESS`] events.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             self.soon(Event::Resume(rank));
         }
         while let Some(((time, order, id), event)) = self.events.pop_first() {
             self.now = time;
-            self.steps += 1;
-            ensure!(self.steps <= ENDLESS, "the run does not end");
-            self.record = Random(self.record ^ time ^ order).next() ^ id;
+            self.event_count += 1;
+            ensure!(self.event_count <= ENDLESS, "the run does not end");
+            self.event_hash = Random(self.event_hash ^ time ^ order).next() ^ id;
             self.stepped = None;
             self.happen(event)?;
-            self.returned()?;
+            self.pass_ended_calls()?;
             // An event that is a step of a rank changes the state of this rank only, and any other event changes the
             // state of no rank. So after each event, at most one rank has a new code.
             if let Some(rank) = self.stepped {
@@ -238,9 +242,9 @@ impl World {
         self.at(time, event);
     }
 
-    /// Schedules an answer to the rank's request with this token. The answer arrives at `until` on the rank's clock.
-    pub(super) fn answer_at(&mut self, until: Duration, rank: u32, token: u64, answer: work::Answer) {
-        let time = self.ranks[rank as usize].world_time(until);
+    /// Schedules an answer to the rank's request with this token. The answer arrives at `time` on the rank's own clock.
+    pub(super) fn answer_at(&mut self, time: Duration, rank: u32, token: u64, answer: work::Answer) {
+        let time = self.ranks[rank as usize].world_time(time);
         self.at(time, Event::Answer(rank, token, Box::new(answer)));
     }
 
@@ -277,9 +281,9 @@ impl World {
                 }
                 return Ok(());
             }
-            // An event with an old token is not a step, because the rank no longer waits for it. The arrival of a piece
-            // or the passing of a call's deadline is not a step either: `called` in `store` counts a step when the call
-            // ends.
+            // An event with an old token is not a step, because the rank no longer waits for it. The arrival of a
+            // piece, or of a call's deadline, is not counted here: it may end a call, and then `called` in `store`
+            // counts the step.
             let token = match &event {
                 Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..) => {
                     Some(*token)
@@ -292,7 +296,7 @@ impl World {
             };
             let is_call = matches!(event, Event::AtRank(_) | Event::Tick(..));
             let is_stale = token.is_some_and(|token| token != self.ranks[rank as usize].token);
-            if is_stale || !is_call && !self.strike(rank)? {
+            if is_stale || !is_call && !self.count_step(rank)? {
                 return Ok(());
             }
         }
@@ -317,9 +321,9 @@ impl World {
         }
     }
 
-    /// Counts a [step](super) of the rank. If the trouble kills, stops or cuts off the rank at this step, does so.
-    /// Returns false if the rank dies.
-    pub(super) fn strike(&mut self, rank: u32) -> Result<bool, Violation> {
+    /// Counts a [step](super) of the rank. Kills, stops or cuts off the rank if the trouble is due at this step.
+    /// Returns false if the rank is now dead.
+    pub(super) fn count_step(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
         self.stepped = Some(rank);
         let trouble = self.scenario.trouble_of(rank);
@@ -350,8 +354,8 @@ impl World {
     }
 
     /// Counts an action of the rank in its meeting, see [`CutOffAt::Action`]. `in_retirement` is true if the meeting is
-    /// a retirement. If the trouble cuts off the rank at this action, does so.
-    pub(super) fn strike_action(&mut self, rank: u32, in_retirement: bool) -> Result<(), Violation> {
+    /// a retirement. Cuts off the rank if the trouble is due at this action.
+    pub(super) fn count_action(&mut self, rank: u32, in_retirement: bool) -> Result<(), Violation> {
         let trouble = self.scenario.trouble_of(rank);
         let state = self.rank(rank);
         state.actions += 1;
@@ -376,7 +380,8 @@ impl World {
     }
 
     /// Records the state of the world after a step of `rank`. The number of distinct states shows how much the runs
-    /// cover. A state consists of the kind of trouble and of the [codes](Rank::code) of all ranks, in any order.
+    /// cover. A state consists of the kind of trouble and the [codes](Rank::code) of all ranks. It does not matter
+    /// which rank has which code.
     fn visit(&mut self, rank: u32) {
         self.codes[rank as usize] = self.ranks[rank as usize].code();
         // The sum does not depend on the order of the ranks.
