@@ -1,5 +1,5 @@
-//! Enqueues the chunks that go through one [ring](super#the-ring) in one call. Each lane (one direction between this
-//! rank and a peer) has a ring.
+//! Enqueues the chunks that go through one [ring](super#the-ring) in one call. Each [lane](super::lane) (one direction
+//! between this rank and a peer) has a ring: slots in the receiver's memory.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;
@@ -13,13 +13,13 @@ pub(super) struct ChunkPipeline<'a> {
     pub(super) first: &'a Stream,
     /// If present, chunks alternate between this stream and the first one.
     pub(super) second: Option<&'a Stream>,
-    /// Address of the first slot of the lane's ring. The ring lies in the receiver's memory: in the peer's if this rank
-    /// sends, and in this rank's if it receives.
+    /// Address of the first slot of the lane's ring: in the peer's memory if this rank sends, and in this rank's memory
+    /// if it receives.
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
-    /// Returns the addresses of two words of a slot: the word that this rank waits for, and the word by which it
-    /// signals the peer.
+    /// A function from the index of a slot to the addresses of two of its words: the word that this rank's streams wait
+    /// for, and the word that they write to signal the peer.
     pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
 }
 
@@ -32,7 +32,7 @@ impl ChunkPipeline<'_> {
         if number == 0 { self.first } else { self.second.unwrap_or(self.first) }
     }
 
-    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved `chunk`.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that the stream has moved `chunk`.
     ///
     /// # Safety
     /// The words are valid until the stream has executed the signal.
@@ -41,9 +41,9 @@ impl ChunkPipeline<'_> {
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
     }
 
-    /// Makes stream number `stream` (0 or 1) signal to the peer that it has moved chunk `earlier`, if there is one.
-    /// Then makes the stream wait until the slot of `chunk` is empty (if this rank sends) or full (if it receives), and
-    /// copy `chunk` into the slot or out of it.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that the stream has moved chunk `earlier`, if there is
+    /// one. Then makes the stream wait until the slot of `chunk` is empty (if this rank sends) or full (if it
+    /// receives), and copy `chunk` into the slot or out of it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed these operations.

@@ -1,13 +1,14 @@
 //! Claims decide which of the two ends of a message, its sender or its receiver, comes first.
 //!
-//! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
-//! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
-//! The end that comes second reads the other end's entry, compares it with its own, and takes the offer.
+//! Each end first writes an entry for the message into its log, which the other end can read. Then it claims the
+//! message by a compare-exchange on a word that both ends share. With its claim, the end that comes first also offers
+//! its buffer, if the buffer lies in a segment that all members have mapped. The end that comes second compares the
+//! other end's entry with its own, and takes the offer: it will copy the message between the two buffers.
 //!
 //! After an abort or a failed launch, a receiver withdraws its offers that the sender has not taken, except those of
 //! captured messages. An offer is either taken or withdrawn, never both. So the sender does not copy into a buffer
-//! whose offer was withdrawn, unless a later message has reused the word (see the comment in [`take`]). A sender does
-//! not withdraw its offers, because the receiver only reads the offered buffer.
+//! whose offer was withdrawn. The comment in [`take`] describes the only exception. A sender does not withdraw its
+//! offers, because the receiver only reads the offered buffer.
 
 use std::{
     hint,
@@ -17,20 +18,23 @@ use std::{
 
 use process_group::group::path::Way;
 
-/// States of a claim. The lower two bits of the shared word contain a state, and the upper bits the number of the
-/// message plus one. The number is needed because later messages reuse the word. It is increased by one because the
-/// word is 0 before its first use.
+// States of a claim.
 const SENDER_FIRST: u64 = 0;
 const RECEIVER_FIRST: u64 = 1;
+/// The second end has taken the offer.
 const TAKEN: u64 = 2;
+/// The receiver came first, and has withdrawn its offer.
 const WITHDRAWN: u64 = 3;
 
+/// Returns the content of the shared word. The lower two bits are the state, and the upper bits the number of the
+/// message plus one. The number is needed because later messages reuse the word. It is increased by one because the
+/// word is 0 before its first use.
 fn word(number: u64, state: u64) -> u64 {
     (number + 1) << 2 | state
 }
 
-/// Claims message `number` for the end given by `way`. Returns true if this end comes first, and false if the other end
-/// came first. Each end calls this once for each message.
+/// Claims message `number` for its sender or its receiver, as `way` says. Returns true if this end comes first, and
+/// false if the other end came first. Each end calls this function once for each message.
 pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> bool {
     let own = match way {
         Way::Send => SENDER_FIRST,
@@ -63,13 +67,13 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     // If the word was overwritten, this function returns true and `withdraw` returns false, so both ends treat the
     // offer as taken. Exception: if the receiver had withdrawn the offer before the word was overwritten, the sender
     // copies although the receiver may reuse the buffer. Nothing prevents this, but it is rare: the receiver begins no
-    // new claims after it has withdrawn an offer. So only a claim that it had already begun, or a claim of the sender,
+    // new claims after it has withdrawn an offer. So only the sender, or a claim that the receiver had begun before,
     // can overwrite `WITHDRAWN`.
     taken.map_or_else(|current| current != word(number, WITHDRAWN), |_| true)
 }
 
-/// Withdraws this end's offer to receive message `number`. Returns true if the offer is withdrawn, also by an earlier
-/// call. Returns false if the sender has taken it, or if the word holds no offer to receive this message.
+/// Withdraws this end's offer to receive message `number`. Returns true if this call or an earlier one has withdrawn
+/// the offer. Returns false if the sender has taken it, or if the word holds no offer to receive this message.
 pub(super) fn withdraw(shared: &AtomicU64, number: u64) -> bool {
     let (offered, withdrawn) = (word(number, RECEIVER_FIRST), word(number, WITHDRAWN));
     match shared.compare_exchange(offered, withdrawn, Ordering::AcqRel, Ordering::Acquire) {

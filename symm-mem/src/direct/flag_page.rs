@@ -4,22 +4,23 @@
 //! The page is host memory so that a host thread can end a stream's wait with a plain store. A write by a stream could
 //! be behind the wait in the same hardware queue, and would never run.
 //!
-//! The page has a section for every peer. For every slot number of a [ring](super#the-ring), the section has two words:
-//! *full* (the peer has put a chunk into that slot of this rank's ring) and *empty* (the peer has taken the chunk out
-//! of that slot of its own ring). [Zero-copy messages](super#zero-copy-messages) have eight more words: *ready* and
-//! *done* ([`Phase`]), for both directions, and for captured and for eager (not captured) messages. The peer's stream
-//! sets a word, and the stream that waited for the word resets it. So after a message all these words have their
-//! initial values, and a graph can run any number of times.
+//! The page has a section for every peer. This rank's memory has a [ring](super#the-ring) of slots for the chunks that
+//! the peer sends, and the peer's memory has a ring for the chunks that this rank sends. For every slot number, the
+//! section has two words: *full* (the peer has put a chunk into that slot of this rank's ring) and *empty* (the peer
+//! has copied the chunk out of that slot of its own ring). [Zero-copy messages](super#zero-copy-messages) have eight
+//! more words: *ready* and *done* ([`Phase`]), for both directions, and for captured and for eager (not captured)
+//! messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a message all
+//! these words have their initial values, and a graph can run any number of times.
 //!
-//! Every direction has one more word, which no stream waits for. In it, this rank's streams record which messages they
-//! have [passed](FlagPage::passed).
+//! Every direction has one more word, which no stream waits for. In this word, this rank's streams record which
+//! messages they have [passed](FlagPage::passed).
 //!
 //! After the words, the section has two logs of [half messages](super::half) (a half describes one end of a message):
 //! this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The
-//! section ends with the [claims](super::claim) of the messages from the peer, which both ends write.
+//! section ends with the [claim](super::claim) words of the messages from the peer, which both ends write.
 //!
-//! The page begins with a flag. After an abort, this rank *gives up*: it sets the flag, and then ends the waits of its
-//! streams. Data that the rank sends or receives afterwards is invalid.
+//! The page begins with a flag, in front of the sections. After an abort, this rank *gives up*: it sets the flag, and
+//! then ends the waits of its streams. Data that the rank sends or receives afterwards is invalid.
 
 use std::sync::{
     Arc,
@@ -37,18 +38,18 @@ const LINE: usize = 64;
 /// Offset of the flag by which the rank announces that it has given up.
 const GAVE_UP: usize = 0;
 
-/// Number of words of a peer's section for zero-copy messages: two directions, two phases, and eager or captured
-/// messages.
+/// Number of words for zero-copy messages in a peer's section: one for each direction, [`Phase`], and kind of message
+/// (eager or captured).
 const SIGNALS: usize = 8;
 
-/// Number of words of a peer's section for [`FlagPage::passed`]: one for each direction.
+/// Number of words for [`FlagPage::passed`] in a peer's section: one for each direction.
 const PASSED: usize = 2;
 
 /// Capacity of a log in half messages, and number of claim words for the messages from each peer.
 const LOG: u64 = 1024;
 
 /// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
-/// contain the halves of these messages when the peer compares its own with them.
+/// contain the halves of these messages when the peer compares its own halves with them.
 pub(super) const AHEAD: u64 = LOG / 2;
 
 /// Offsets within a flag page, the same on all flag pages of a group.
@@ -63,20 +64,21 @@ pub(super) struct FlagPageLayout {
 /// Selects a word of a peer's section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A chunk is in this slot of this rank's ring.
+    /// Set if a chunk is in this slot of this rank's ring.
     Full(usize),
-    /// This slot in the peer's ring is free.
+    /// Set if this slot of the peer's ring is empty.
     Empty(usize),
-    /// A word of zero-copy messages.
+    /// Set if the peer has sent this signal.
     Signal(Signal),
-    /// The word that [`FlagPage::passed`] reads.
+    /// The word that [`FlagPage::passed`] returns.
     Passed(Way),
 }
 
 /// A step of a zero-copy message, which one end signals to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The stream of the [first end](super#zero-copy-messages) has reached the message.
+    /// The stream of the [first end](super#zero-copy-messages) has reached the message. So the second end may access
+    /// the buffer of the first end.
     Ready,
     /// The stream of the second end has copied the message.
     Done,
@@ -124,7 +126,8 @@ impl FlagPageLayout {
         LINE + peer * self.section() + number * LINE
     }
 
-    /// Offset of the log of messages with `peer` in direction `way`. The log begins with the count of its entries.
+    /// Offset of the log of messages with `peer` in direction `way`. The log begins with [`Log::count`], on a cache
+    /// line of its own. The entries follow.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
         let first = LINE + peer * self.section() + self.words() * LINE;
@@ -134,7 +137,7 @@ impl FlagPageLayout {
         }
     }
 
-    /// Offset of the claims of the messages from `peer`.
+    /// Offset of the [claim](super::claim) words of the messages from `peer`.
     fn claims(self, peer: usize) -> usize {
         self.log(peer, Way::Receive) + Self::LOG_BYTES
     }
@@ -148,7 +151,7 @@ pub(super) struct FlagPage {
 }
 
 impl FlagPage {
-    /// Creates a flag page whose words say that all slots are empty.
+    /// Creates this rank's flag page. All *empty* words are set, and all other words are 0.
     pub(super) fn create(context: &Context, layout: FlagPageLayout) -> Result<Self, String> {
         let page = Self::new(layout, Arc::new(HostMemory::create(context, layout.bytes())?));
         for peer in 0..layout.world {
@@ -173,8 +176,8 @@ impl FlagPage {
     }
 
     /// Returns the lower 32 bits of `n + 1`, where `n` is the number of the last message with `peer` in direction `way`
-    /// that this rank's streams have *passed* (have executed its operations). Returns 0 if there is none. Considers
-    /// only eager messages that the sender copies into the receiver's buffer.
+    /// that a stream of this rank has *passed*: it has executed this rank's operations for the message. Returns 0 if
+    /// there is none. Considers only eager messages that the sender copies into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word(peer, Word::Passed(way)).load(Ordering::Acquire)
     }
@@ -183,7 +186,7 @@ impl FlagPage {
         self.word_at(self.layout.word(peer, word))
     }
 
-    /// The `count` words from byte offset `at` on. Panics if they are not aligned, or not inside the page.
+    /// The `count` values of type `T` from byte offset `at` on. Panics if they are not aligned, or not inside the page.
     fn words_at<T: AtomicWords>(&self, at: usize, count: usize) -> &[T] {
         assert!(
             at + count * size_of::<T>() <= self.memory.bytes() && at.is_multiple_of(align_of::<T>()),
@@ -199,7 +202,7 @@ impl FlagPage {
         &self.words_at(at, 1)[0]
     }
 
-    /// Announces that this rank has given up. The caller then ends the waits of this rank's streams.
+    /// Announces that the page's rank gives up. The caller then ends the waits of this rank's streams.
     pub(super) fn give_up(&self) {
         self.word_at(GAVE_UP).store(1, Ordering::SeqCst);
     }
@@ -209,22 +212,23 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the current waits of streams for this rank's words by setting the words, except the [`Signal`] words for
-    /// which `held` returns true. Returns true if this call has set a word that was not set. Only a stream resets a
-    /// word, after its wait for the word. So if two calls have set the same word, a stream has completed a wait for the
-    /// word between them.
-    pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
-        let mut moved = false;
-        let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;
+    /// Ends the current waits of this rank's streams: sets all words that streams wait for, except the [`Signal`] words
+    /// for which `is_held` returns true. Returns true if one of these words was not set before.
+    ///
+    /// Only a stream resets a word, after its wait for the word. So if two calls have set the same word, a stream has
+    /// completed a wait for the word between them.
+    pub(super) fn release(&self, is_held: impl Fn(usize, Signal) -> bool) -> bool {
+        let mut has_set = false;
+        let mut set = |word: &AtomicU32| has_set |= word.swap(1, Ordering::AcqRel) != 1;
         for peer in 0..self.layout.world {
             for slot in 0..self.layout.slots {
                 [Word::Full(slot), Word::Empty(slot)].into_iter().for_each(|word| set(self.word(peer, word)));
             }
-            for signal in Signal::all().filter(|signal| !held(peer, *signal)) {
+            for signal in Signal::all().filter(|signal| !is_held(peer, *signal)) {
                 set(self.word(peer, Word::Signal(signal)));
             }
         }
-        moved
+        has_set
     }
 
     /// The log in which the page's rank writes its halves of the messages to or from `peer`.
@@ -233,7 +237,7 @@ impl FlagPage {
         Log { count: &self.words_at(at, 1)[0], entries: self.words_at(at + LINE, LOG as usize) }
     }
 
-    /// The claim of message `number` from `peer` to the page's rank.
+    /// The word in which both ends [claim](super::claim) message `number` from `peer` to the page's rank.
     pub(super) fn claim(&self, peer: usize, number: u64) -> &AtomicU64 {
         &self.words_at(self.layout.claims(peer), LOG as usize)[(number % LOG) as usize]
     }
@@ -272,7 +276,8 @@ struct LogEntry {
     place: AtomicU64,
 }
 
-/// A rank's last [`LOG`] halves of messages with one peer in one direction. Only one thread at a time may write to it.
+/// A log in a flag page: the rank's last [`LOG`] halves of messages with one peer in one direction. Only one thread at
+/// a time may write to a log.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Log<'a> {
     count: &'a AtomicU64,
@@ -285,13 +290,14 @@ impl Log<'_> {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Returns half `number`, which must be among the last [`LOG`], and the place of its buffer.
+    /// Returns the half of message `number`, which must be among the last [`LOG`] messages, and the place of its
+    /// buffer.
     pub(super) fn get(self, number: u64) -> (u64, u64) {
         let LogEntry { half, place } = &self.entries[(number % LOG) as usize];
         (half.load(Ordering::Relaxed), place.load(Ordering::Relaxed))
     }
 
-    /// Appends a half with the place of its buffer. Returns its number.
+    /// Appends a half with the place of its buffer. Returns the number of the message.
     pub(super) fn put(self, half: u64, place: u64) -> u64 {
         let number = self.count.load(Ordering::Relaxed);
         let entry = &self.entries[(number % LOG) as usize];
@@ -309,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_lies_over_anything_else() {
+    fn the_parts_of_a_page_do_not_overlap() {
         let layout = FlagPageLayout { world: 3, slots: 5 };
         let mut lines = HashSet::new();
         let mut take = |at: usize, bytes: usize| {

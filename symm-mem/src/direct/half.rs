@@ -4,7 +4,7 @@ use std::fmt;
 
 use process_group::{comm::DataType, group::Buffer};
 
-/// One end's view of a message, packed into a word: element count, data type, and whether the message is captured.
+/// One end's view of a message, packed into 64 bits: element count, data type, and whether the message is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Half(pub(super) u64);
 
@@ -43,7 +43,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn halves_are_equal_if_all_of_them_is(
+        fn halves_are_equal_if_all_their_fields_are(
             one in (0usize..3, 0usize..13, any::<bool>()), other in (0usize..3, 0usize..13, any::<bool>()),
         ) {
             let halves = [one, other].map(|(elements, dtype, captured)| half(elements, dtype, captured));
@@ -51,7 +51,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_stands_there_can_be_said(word: u64) {
+        fn any_word_has_a_text(word: u64) {
             let text = Half(word).to_string();
             prop_assert!(text.starts_with(&format!("{} ", word >> ELEMENTS)), "{}", text);
             prop_assert_eq!(text.ends_with(", in a graph"), word & 1 == 1, "{}", text);
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_how_many_of_what() {
+    fn the_text_has_the_count_and_the_type() {
         assert_eq!(half(1 << 40, 7, false).to_string(), "1099511627776 f32");
         assert_eq!(half(3, 0, true).to_string(), "3 i8, in a graph");
     }

@@ -12,7 +12,7 @@ use crate::{
 /// alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The beginning of the text of errors. It names the group.
+    /// The beginning of each error's text, which names the group.
     call: CallContext,
     core: Weak<DirectCore>,
 }

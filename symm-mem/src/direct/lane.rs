@@ -1,5 +1,5 @@
-//! Lanes: the messages of one direction between this rank and a peer, their order and their chunks. A call, message or
-//! chunk is *eager* if it is not captured.
+//! Lanes: the messages of one direction between this rank and a peer, their order, and the chunks in which they go
+//! through the [ring](super#the-ring). A call, message or chunk is *eager* if it is not captured.
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -26,32 +26,32 @@ pub(super) struct Lane {
     streams: [OnceLock<Stream>; STREAMS],
     /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,
-    /// Event recorded on the second stream, after its last eager chunk. The first stream waits for this event before
-    /// `end` is recorded.
+    /// Event recorded on the second stream, after the lane's last eager chunk there. The first stream waits for this
+    /// event before `end` is recorded.
     second_end: Event,
-    /// Streams with eager work of the lane after which no event could be recorded, because the driver call failed. So
-    /// [`is_idle`](Self::is_idle) also queries these streams.
+    /// Streams on which an event could not be recorded after eager work of the lane, because the driver call failed. So
+    /// [`is_idle`](Self::is_idle) queries these streams instead.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<LaneState>,
 }
 
-/// The part of a lane that changes with each call: the next slots, and the last calls.
+/// The part of a lane that changes with each call: the next slots, and the ends of the last calls.
 #[derive(Debug)]
 pub(super) struct LaneState {
-    /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
-    /// slot for graphs.
+    /// Index of the slot for the next eager chunk, and for the next captured chunk. The second index counts from the
+    /// first slot for captured messages.
     pub(super) next: [usize; 2],
     /// The lane's [first stream](Lane::streams) in the last eager call. [`Lane::follow`] compares the first stream of
     /// the next call with it by handle. Keeping it alive prevents the driver from giving its handle to another stream.
     last: Option<Stream>,
-    /// Id of the capture that the last captured call belongs to.
+    /// Id of the capture to which the lane's last captured call belongs.
     captured: Option<u64>,
-    /// Event recorded after the last captured call.
+    /// Event recorded on the first stream, after the lane's work in its last captured call.
     captured_end: Event,
 }
 
-/// A chunk of a message.
+/// A chunk of a message: the bytes at address `at` of this rank's buffer, and the slot through which they go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) at: DevicePtr,
@@ -64,7 +64,7 @@ pub(super) struct Chunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
-    /// Number of slots for eager messages, and for graphs. The slots for graphs lie behind the others.
+    /// Number of slots for eager messages, and number of slots for captured messages, which lie behind the others.
     pub(super) slots: [usize; 2],
 }
 
@@ -74,8 +74,8 @@ impl Ring {
     }
 
     /// Cuts a message of `bytes` bytes at `at` into chunks. `next` is [`LaneState::next`]. If `captured` is true, the
-    /// chunks take the slots for graphs, and `next[1]` advances. Otherwise they take the slots for eager chunks, and
-    /// `next[0]` advances.
+    /// chunks use the slots for captured messages, and `next[1]` advances. Otherwise they use the slots for eager
+    /// messages, and `next[0]` advances.
     pub(super) fn cut(
         self,
         at: DevicePtr,
@@ -101,7 +101,7 @@ impl Lane {
         Ok(Self { way, peer, streams, end, second_end, unmarked, pushes, state })
     }
 
-    /// Returns the lane's own stream `number`, or `None` while that stream is in a capture other than `capture`.
+    /// Returns the lane's own stream `number` (0 or 1), or `None` if that stream is in a capture other than `capture`.
     pub(super) fn stream(
         &self,
         number: usize,
@@ -111,7 +111,7 @@ impl Lane {
         let stream = match self.streams[number].get() {
             Some(stream) => stream,
             None => {
-                // If two threads create the stream at the same time, one of them drops its own.
+                // If two threads create the stream at the same time, one of them drops the stream that it has created.
                 let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
                 self.streams[number].get_or_init(|| stream)
             }
@@ -126,8 +126,8 @@ impl Lane {
         lock(&self.pushes)
     }
 
-    /// Makes `stream` wait for the lane's earlier work: in a capture, for the lane's work in the same capture, and
-    /// otherwise for the lane's eager work.
+    /// Makes `stream` wait for the lane's earlier work: for its work in the same capture if `capture` is an id, and for
+    /// its eager work otherwise.
     pub(super) fn follow(
         &self,
         state: &LaneState,
@@ -142,16 +142,16 @@ impl Lane {
         }
     }
 
-    /// Makes stream `first` wait for the lane's work on stream `second`.
+    /// Makes the first stream wait for the lane's eager work on the second stream.
     pub(super) fn join(&self, first: &Stream, second: &Stream) -> cuda_driver::Result<()> {
         self.record(second, &self.second_end)?;
         first.wait(&self.second_end)
     }
 
-    /// Records `mark` on `stream`. If that fails, the lane counts as idle only once the stream has completed all of its
-    /// work.
-    fn record(&self, stream: &Stream, mark: &Event) -> cuda_driver::Result<()> {
-        stream.record(mark).inspect_err(|_| {
+    /// Records `event` on `stream`. If that fails, the lane counts as idle only once the stream has completed all of
+    /// its work.
+    fn record(&self, stream: &Stream, event: &Event) -> cuda_driver::Result<()> {
+        stream.record(event).inspect_err(|_| {
             lock(&self.unmarked).push(stream.clone());
         })
     }
@@ -177,12 +177,12 @@ impl Lane {
         Ok(&self.end)
     }
 
-    /// Returns whether no eager work of the lane runs any more.
+    /// Returns true if all eager work of the lane has completed.
     pub(super) fn is_idle(&self) -> bool {
         // Another thread may be capturing in global mode. Without relaxed mode, the queries would invalidate that
         // capture.
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
-        // If a query fails, the context is broken, and runs nothing any more.
+        // If a query fails, the context is broken, and runs nothing any more. So the work counts as completed.
         let is_past = |end: &Event| end.query().unwrap_or(true);
         let unmarked = lock(&self.unmarked).clone();
         is_past(&self.end)
@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         /// Both ends cut a message alike for any buffer addresses. The chunks cover the message. They use the slots in
-        /// turn: eager chunks the slots for eager messages, and captured chunks the slots for graphs.
+        /// turn: eager chunks the slots for eager messages, and captured chunks those for captured messages.
         #[test]
         fn a_message_is_its_chunks(
             slot_bytes in 1usize..20, slots in prop::array::uniform2(1usize..4),

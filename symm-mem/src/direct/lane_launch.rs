@@ -13,14 +13,14 @@ pub(super) struct LaneLaunch<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
-    /// Of the messages that the sender copies into the receiver's buffer, those with lower numbers than this are
-    /// enqueued. The others are not enqueued yet. If the launch fails, [`Pushes::fail`] cleans up the others.
+    /// A message number. Of the messages that the sender copies into the receiver's buffer, those with lower numbers
+    /// are enqueued, and the others are not. If the launch fails, [`Pushes::fail`] cleans up the others.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,
 }
 
-/// A chunk or a zero-copy message of a lane. See [rounds](super::rounds).
+/// A chunk or a zero-copy message of a lane. [`PieceKind`] names its kind, and [rounds](super::rounds) explains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),

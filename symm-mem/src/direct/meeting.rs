@@ -1,4 +1,5 @@
-//! Installation of a path: the ranks open each other's [flag pages](super::flag_page), and agree on the outcome.
+//! A step of the installation of a direct path: the ranks open each other's [flag pages](super::flag_page), and agree
+//! whether all of them have a path or none.
 
 use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Report, ValuesByRank};
 use cuda_driver::Context;
@@ -19,13 +20,14 @@ use crate::{
     sharing::{self, Export, Imported, Offer, OpeningOutcome, Party, Shareable, Site},
 };
 
-/// The agreement whose result is that every member has opened all flag pages, or that no member gets a path.
+/// The agreement of this step: either every member has opened all flag pages, or no member gets a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FlagPageProtocol;
 
 /// The record that each rank posts before any rank opens a flag page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PathRecord {
+    /// The text of the rank's [`DirectOptions`]. It must be the same on all ranks.
     options: String,
     page: PageOffer,
 }
@@ -50,13 +52,13 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 enum FlagPageRefusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of `rank`,
-    /// which is the first member of the first of these kinds that exists:
-    /// - a member without a flag page
-    /// - a member that reported a failure
-    /// - a member that posted no outcome
-    /// - a member for which another member waited in vain while it opened the flag pages
-    /// - a member that waited in vain
+    /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of member
+    /// `rank`. This is the first member of the first of these groups that is not empty:
+    /// - members without a flag page
+    /// - members that reported a failure
+    /// - members that posted no outcome
+    /// - members whose flag page another member could not get, because they did not answer
+    /// - members that got no answer when they opened the flag page of another member
     Failed { rank: u32, problem: String },
 }
 wire_enum!(FlagPageRefusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -102,9 +104,9 @@ impl Protocol for FlagPageProtocol {
     }
 }
 
-/// Creates this rank's flag page, and offers it to the other ranks until the [`Offer`] is dropped. The [`PageOffer`] is
-/// for this rank's record.
-fn offered(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Offer, PageOffer), String> {
+/// Creates this rank's flag page. The other ranks can open it until the [`Offer`] is dropped. The [`PageOffer`] is for
+/// this rank's record.
+fn offer_page(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Offer, PageOffer), String> {
     let page = FlagPage::create(context, layout).map_err(|error| format!("its flag page: {error}"))?;
     let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
     let export = offer.export(Shareable::Host(page.memory().clone()), layout.bytes())?;
@@ -112,9 +114,9 @@ fn offered(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Offer
     Ok((page, offer, PageOffer::Offered { site, export }))
 }
 
-/// Opens the flag pages of the other members. `pages` describes the pages of all members, and `own` is the page of this
-/// rank. Returns the pages of all members, in the order of `pages`. On failure, returns the outcome that this rank
-/// posts.
+/// Opens the flag pages of the other members. `pages` describes the pages of all members. `own` is the page of this
+/// rank, and `offer` its offer to the others. Returns the pages of all members, in the order of `pages`. On failure,
+/// returns the outcome that this rank posts.
 fn open_all(
     context: &Context,
     info: &GroupInfo,
@@ -142,11 +144,11 @@ fn open_all(
 }
 
 /// Creates this rank's flag page, opens those of the others, passes all of them to `make`, and returns the result of
-/// `make`. Collective. The members agree that all of them succeed or none does. A rank that does not learn the result
-/// of this agreement, because it loses the store or the group ends, gets an error even if the others succeed.
+/// `make`. Collective: the members agree that either all of them succeed or none does. A rank that does not learn the
+/// result of this agreement, because it loses the store or the group ends, gets an error even if the others succeed.
 ///
-/// `attempt` is a name that the members use for this call only. A rank that cannot create its flag page still takes
-/// part: its record contains the reason, and the members agree on a refusal without opening any flag page.
+/// `attempt` is a name that all members pass, and that no other call uses. A rank that cannot create its flag page
+/// still takes part: its record contains the reason, and the members agree on a refusal without opening any flag page.
 pub(super) fn exchange_flag_pages<T>(
     info: &GroupInfo,
     context: &Context,
@@ -156,7 +158,7 @@ pub(super) fn exchange_flag_pages<T>(
     make: impl FnOnce(Vec<FlagPage>) -> cuda_driver::Result<T>,
 ) -> Result<T, Error> {
     let layout = FlagPageLayout { world: info.world_size(), slots: options.ring().slots() };
-    let own = offered(context, layout);
+    let own = offer_page(context, layout);
     let page = match &own {
         Ok((.., offered)) => offered.clone(),
         Err(problem) => PageOffer::Missing { problem: problem.clone() },
@@ -187,8 +189,8 @@ pub(super) fn exchange_flag_pages<T>(
         }
     };
     let result = agreement::run::<FlagPageProtocol>(&*info.store, member, record.clone(), act, info.object());
-    // Closes the listener, and removes the page from the registry of this process. They are no longer needed: after a
-    // success, all ranks have opened this rank's flag page, and after a failure, this rank has no path.
+    // Ends the offer: closes the listener, and removes the page from the registry of this process. After a success, all
+    // ranks have opened this rank's flag page, and after a failure, this rank has no path.
     drop(own);
     match result {
         Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_outweighs_silence() {
+    fn a_reported_failure_comes_before_a_missing_outcome() {
         let failed = Report::Outcome(OpeningOutcome::Failed { cause: "no addresses".to_owned() });
         let named =
             |reports: &[(u32, Report<OpeningOutcome>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {

@@ -53,10 +53,11 @@
 //! # Zero-copy messages
 //! The two ends of a message are its sender and its receiver. Each end first writes an entry for the message into its
 //! log in shared host memory. Then it claims the message by a compare-exchange on a word that both ends share. The end
-//! that claims the message first is the *first end*, and the other one is the *second end*. The log entry of the first
-//! end contains the location of its buffer: the pool segment and the offset. If all members have mapped that segment,
-//! the message is a zero-copy message: the first end offers its buffer to the second end, which takes the offer and
-//! makes the copy.
+//! that claims the message first is the *first end*, and the other one is the *second end*.
+//!
+//! The message is a zero-copy message if the buffer of the first end lies in a pool segment that all members have
+//! mapped. The log entry of the first end then contains the segment and the offset of the buffer. So with its claim,
+//! the first end offers its buffer to the second end, which takes the offer and makes the copy:
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
 //! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
@@ -71,8 +72,9 @@
 //!
 //! If two ranks send each other messages at once, each rank should make one of the two copies. If one rank makes both,
 //! its copies are a write and a read. The driver gives both to one copy engine, which runs them one after the other.
-//! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
-//! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies.
+//! (This is a property of the driver, not of this path: any two such copies on two streams share one copy engine, for
+//! virtual memory and for memory opened by IPC.) A rank that calls later than its peer would be the second end of both
+//! messages, and so make both copies.
 //!
 //! To avoid this, a sender waits on the host before it claims its message, until the receiver has called one of these:
 //!
@@ -84,29 +86,29 @@
 //! end of the other rank's wait makes both copies. The sender does not wait if the receiver has never called a receive
 //! from it before, or if the buffer of the last such receive lies in no mapped segment.
 //!
-//! The ends claim a captured message during the capture, so its first end is the same in all runs of the graph. So let
-//! the ranks capture at about the same time, for example after a barrier.
+//! The ends claim a captured message during the capture, so its first end is the same in all runs of the graph. A rank
+//! that captures after the end of its peer's wait makes both copies in every run. So let the ranks capture at about the
+//! same time, for example after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy (a copy in one
 //! direction without this path). 256 MiB in each direction take 1.05 to 1.13 times as long as that bare copy, and 2.0
-//! times if one rank makes both copies.
+//! times as long if one rank makes both copies.
 //!
 //! No host thread waits for the copy itself. The send of a zero-copy message completes only when the receiver has the
-//! data. The send of a message through the ring can complete earlier, so a sender can run ahead of its peer with
-//! messages through the ring.
+//! data. The send of a message through the ring can complete before the receiver calls, so a sender can run ahead.
 //!
-//! A commit maps the segments ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), even if it makes no
-//! windows. If the pool is dropped, the path keeps the pool's memory until the group ends. The path does not use
-//! windows, for two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a graph may still
-//! copy. And NCCL returns the addresses of peers' windows only from release 2.29 on.
+//! A commit with [`CommitOptions::map_peers`](crate::CommitOptions::map_peers) (the default) maps the segments, even if
+//! it makes no NCCL windows. If the pool is dropped, the path keeps the pool's memory until the group ends. The path
+//! does not use windows, for two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a
+//! graph may still copy. And NCCL returns the addresses of peers' windows only from release 2.29 on.
 //!
-//! A buffer must stay allocated until the stream of its own rank has completed the message, as on any other path. A
-//! free in stream order after the message is safe: on both ends, the stream completes the message only after the copy.
+//! A buffer must stay allocated until the stream of its own rank has completed the message, as with NCCL. A free in
+//! stream order after the message is safe: on both ends, the stream completes the message only after the copy.
 //!
-//! A graph pins the blocks that its messages use on its own rank. On the second end, the graph also pins a segment: the
-//! second end's own segment that has the same ordinal in the pool as the first end's segment. The ranks retire the
-//! segments of one ordinal together, and only if no rank uses or pins its own segment. So the first end's segment stays
-//! mapped.
+//! A graph pins the blocks that its messages use on its own rank: their memory is not freed while the graph exists. On
+//! the second end, the graph also pins a segment: the second end's own segment that has the same ordinal in the pool as
+//! the first end's segment. The ranks retire (free) the segments of one ordinal together, and only if no rank uses or
+//! pins its own segment. So the first end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -117,7 +119,7 @@
 //! values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
 //!
 //! If a call has more than two chunks for one peer and direction, they alternate between two streams: one stream copies
-//! while the other one signals and waits. One stream carries them all if the ring has only one slot, or if another
+//! while the other one signals and waits. One stream carries all chunks if the ring has only one slot, or if another
 //! capture uses the second stream.
 //!
 //! | | |
@@ -152,12 +154,16 @@
 //! | 32 MiB | 881, 823 | 2208, 2248 | 192 MiB |
 //! | a bare copy | 699 | 2047 | |
 //!
-//! A send through the ring is done when its last chunk is in the receiver's memory, so a sender can send up to one ring
-//! of data before the receiver takes it. Both ends log a message before they launch it, and the second end compares the
-//! two log entries. If the number of elements or the type differs, or only one end captures the message, the second end
-//! ends the group. All members then get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such
-//! a message is never delivered. In each direction, a rank may be up to 512 messages ahead of its peer, if the device's
-//! queues have room for them. A rank that would be further ahead waits on the host.
+//! # Matching and limits
+//! A send through the ring is done when its last chunk is in the ring. So if the receiver has not called yet, a sender
+//! can send as much data as the ring holds.
+//!
+//! Both ends log a message before they launch it, and the second end compares the two log entries. If the number of
+//! elements or the type differs, or only one end captures the message, the second end ends the group. All members then
+//! get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered.
+//!
+//! In each direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A
+//! rank that would be further ahead waits on the host.
 //!
 //! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
 //! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. In two other
@@ -174,11 +180,11 @@
 //! one until the [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use
 //! several batches.
 //!
-//! A hardware queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table
-//! above. Each message takes two more. So a stream with a queue of its own holds about 200 messages of one chunk, 200
-//! zero-copy messages of any length, or 160 MiB of a longer message in the default slots. If a rank enqueues more than
-//! that before its peer makes the matching calls, its call blocks until the peer makes them. If the peer never makes
-//! them, the group ends at the work timeout.
+//! A hardware queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table of
+//! [the ring](#the-ring). Each message takes two more. So a stream with a queue of its own holds about 200 messages of
+//! one chunk, 200 zero-copy messages of any length, or 160 MiB of a longer message in the default slots. If a rank
+//! enqueues more than that before its peer makes the matching calls, its call blocks until the peer makes them. If the
+//! peer never makes them, the group ends at the work timeout.
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too. Captured messages use slots of their own. Within a
@@ -186,16 +192,16 @@
 //! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
 //! example, by launches on one stream.
 //!
-//! Graphs must not be launched once the group is gone. A graph that sends zero-copy messages must not even be launched
-//! after an abort: it may write into the buffer that the receiver had when it captured the message. Runs that are under
-//! way at an abort complete without valid data, and so do runs of other graphs that are launched between the abort and
-//! the end of the group.
+//! Graphs must not be launched once the group is gone. A graph that sends zero-copy messages must not be launched after
+//! an abort either: it may write into the buffer that the receiver had when it captured the message. Other graphs may
+//! be launched between an abort and the end of the group. Their runs complete without valid data, and so do runs that
+//! are under way at the abort.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
 //! words that the streams wait for, again and again until the work that the path has enqueued is done. If the path has
 //! captured messages, the thread continues until the path is dropped, because a graph may run at any time. The work
-//! handles report the reason. Received data is invalid, and the context stays usable.
+//! handles report why the group has ended. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
 //! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken, or
@@ -210,8 +216,8 @@
 //!
 //! The extra time is limited, so a sender may still write at the wrong time:
 //!
-//! - after the receiver's abort has returned, if the sender's earlier work and its copy take longer than the receiver's
-//!   2 s
+//! - after the receiver's abort has returned, if the sender's earlier work and its copy are not complete after the
+//!   receiver's 2 s
 //! - while the receiver's earlier work uses the buffer, if the receiver's stream has not reached the message when the
 //!   sender's 4 s are over
 //!
@@ -225,21 +231,22 @@
 //! - 2 s if it has captured the receive of a zero-copy message as the first end
 //! - 4 s if it has captured the send of a zero-copy message as the second end
 //!
+//! # Files
 //! | file | subject |
 //! |---|---|
 //! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
 //! | `handle` | [`Direct`] |
 //! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
 //! | `claim` | decides which end of a message comes first |
-//! | `place` | the place of a buffer in the mapped segments: segment number and offset |
+//! | `place` | the place of a buffer in the segments that all members have mapped: segment number and offset |
 //! | `lane` | one direction of a pair: the order of its messages, and their chunks |
 //! | `lane_launch` | the messages of one lane in one launch |
-//! | `pushes` | messages that the sender copies into the receiver's buffer: an abort gives their copies extra time |
+//! | `pushes` | zero-copy messages that the sender copies, to which an abort gives extra time |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
 //! | `half` | one end's entry in the log of messages |
-//! | `meeting` | the ranks open each other's flag pages, and agree that all have a path or none |
+//! | `meeting` | [`install`]: the ranks open each other's flag pages, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
@@ -252,7 +259,6 @@ mod handle;
 mod lane;
 mod lane_launch;
 mod meeting;
-
 mod place;
 mod pushes;
 mod rounds;
@@ -285,25 +291,25 @@ const NAME: &str = "direct";
 /// Options of a direct path. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
-    /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks
-    /// of this size. With larger slots a message has fewer chunks, but the first chunk arrives later.
-    /// [The size of the ring](self#the-size-of-the-ring) helps to choose.
+    /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy go through a
+    /// [ring](self#the-ring) of slots, in chunks of at most this size. With larger slots a message has fewer chunks,
+    /// but the first chunk arrives later. [The size of the ring](self#the-size-of-the-ring) helps to choose.
     pub slot_bytes: usize,
-    /// Number of slots of a ring (default 4; at least 1 and at most 65,536): the largest number of chunks by which a
-    /// sender can be ahead of the receiver. With one slot, all chunks use one stream, one after the other. An odd
-    /// number is a little slower than the next larger even number.
+    /// Number of slots of a ring for messages that are not captured (default 4; at least 1 and at most 65,536). A
+    /// sender can be ahead of the receiver by this many chunks. With one slot, all chunks use one stream, one after the
+    /// other. An odd number is a little slower than the next larger even number.
     pub slots: usize,
     /// Number of further slots of a ring, for captured messages (default 2, at most 65,536). With 0, all captured
     /// messages are refused.
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member waits for half of this time for the other members to call
-    /// `install`. If a member dies during the call, the others may get their error after the time limit, because the
-    /// limits of two later steps are never shorter than this:
+    /// `install`. If a member dies during the call, the others may get their error after the time limit, because two
+    /// later steps have limits of their own that are never shorter than:
     /// - to map memory: 10 s
     /// - to wait for the outcomes of the other members: 5 s
     ///
-    /// Both steps occur in the [rendezvous](RendezvousOptions::deadline) of the rings, and again in the agreement that
-    /// follows it.
+    /// The members take both steps twice: in the [rendezvous](RendezvousOptions::deadline) that maps the rings, and in
+    /// the agreement that follows it.
     pub deadline: Duration,
 }
 
@@ -320,13 +326,13 @@ impl DirectOptions {
         Self { slot_bytes, ..self }
     }
 
-    /// Sets the number of slots of a ring.
+    /// Sets the number of slots of a ring for messages that are not captured.
     #[must_use]
     pub fn slots(self, slots: usize) -> Self {
         Self { slots, ..self }
     }
 
-    /// Sets the number of further slots of a ring for graphs.
+    /// Sets the number of further slots of a ring, for captured messages.
     #[must_use]
     pub fn graph_slots(self, graph_slots: usize) -> Self {
         Self { graph_slots, ..self }
@@ -338,8 +344,8 @@ impl DirectOptions {
         Self { deadline, ..self }
     }
 
-    /// Returns the size of the rings of a rank in a group of `world` ranks, in bytes. The driver rounds the allocation
-    /// up to its granularity, usually 2 MiB. `None` if the size exceeds the address space.
+    /// Returns the size of the rings in the memory of one rank, in bytes, for a group of `world` ranks. `None` if it
+    /// exceeds the address space. The driver rounds the allocation up to its granularity, usually 2 MiB.
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
@@ -355,7 +361,7 @@ impl DirectOptions {
         Ring { slot_bytes: self.slot_bytes, slots: [self.slots, self.graph_slots] }
     }
 
-    /// Checks the options for a group of `world` ranks, and returns the size of a rank's rings in bytes.
+    /// Checks the options. Returns [`device_bytes`](Self::device_bytes) of a group of `world` ranks.
     fn check(self, world: usize) -> Result<usize, ErrorKind> {
         const MOST: usize = 1 << 16;
         let wrong = |problem: String| Err(ErrorKind::Options { problem });
@@ -383,17 +389,18 @@ impl fmt::Display for DirectOptions {
 }
 
 /// Makes the messages of `group` use this path from now on. Collective: all members call it once, with the same
-/// options, before the group's first message. A group that is split off has no path until one is installed for it.
+/// options, before the group's first message. A group that is split off from `group` has no path until one is installed
+/// for it.
 ///
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already. The
-/// group keeps that path. [`ErrorKind::OtherHosts`] if members run on other hosts.
+/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already, which
+/// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
 /// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error has one of these kinds,
-/// the same on all members except in the second case below:
+/// the same on all members except for invalid options and failed allocations:
 /// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared, or if its size
 ///   differs between members (for example because their options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
@@ -404,8 +411,8 @@ impl fmt::Display for DirectOptions {
 /// - [`ErrorKind::NotAgreed`] if the agreement after the rendezvous failed, for example because a member did not
 ///   arrive.
 ///
-/// In two more cases, this rank gets an error although the other members may have a path: it loses the store before it
-/// has read the result, or the group ends on this rank.
+/// In two more cases, this rank gets an error although the other members may have a path: this rank loses the store
+/// before it has read the result of the agreement, or the group ends on this rank.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());
@@ -465,7 +472,7 @@ fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, ErrorKind> {
 /// The path, as installed in its group.
 #[derive(Debug)]
 struct DirectPath {
-    /// Present until drop.
+    /// `None` only during drop.
     core: Option<Arc<DirectCore>>,
 }
 

@@ -32,7 +32,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_place_is_what_it_was_made_of(number in 0u64..1 << 21, offset in 0u64..1 << 45) {
+        fn a_place_contains_its_segment_and_offset(number in 0u64..1 << 21, offset in 0u64..1 << 45) {
             match MappedPlace::new(number, offset) {
                 Some(place) => {
                     prop_assert_ne!(place, MappedPlace::NONE);

@@ -1,6 +1,6 @@
-//! The messages of a [lane](super::lane) that the sender copies directly into the receiver's buffer. Before an abort
-//! ends the streams' waits for these copies, it gives the copies time to complete, because the receiver may reuse its
-//! buffer after its abort has returned. Messages that are not captured are *eager*.
+//! The [zero-copy messages](super#zero-copy-messages) of a [lane](super::lane) that the sender copies into the
+//! receiver's buffer. An abort ends the waits of streams. But it first gives these copies time to complete, because the
+//! receiver may reuse its buffer after its abort has returned. Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 /// yet.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
-    /// Numbers of the eager messages, ascending. A stream has *passed* a message once it has executed the message's
-    /// operations on this rank. A passed message stays here until the next [`note`](Self::note).
+    /// Numbers of the eager messages, ascending. A stream of this rank has *passed* a message once it has executed this
+    /// rank's operations for the message. A passed message stays here until the next [`note`](Self::note).
     eager: VecDeque<u64>,
     /// Number of captured messages. They are not removed after a run, because their graphs may run again at any time.
     captured: usize,
@@ -31,7 +31,7 @@ impl Pushes {
         self.eager.push_back(number);
     }
 
-    /// Forgets message `number`, the last one noted. Called if the sender does not copy it into the receiver's buffer.
+    /// Forgets message `number`, the last one noted. Called if the sender will not copy it into the receiver's buffer.
     pub(super) fn forget(&mut self, number: u64, captured: bool) {
         if captured {
             self.captured -= 1;
@@ -46,9 +46,12 @@ impl Pushes {
     /// copy.
     ///
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
-    /// last one first. On the receiver, each call withdraws the message's offer, unless the peer has taken it. The peer
-    /// takes offers in ascending order, so it takes none after a withdrawn one. If it did, its copy could begin at the
-    /// *ready* signal of the withdrawn message, because the eager messages of a lane share the word of this signal.
+    /// last one first. On the receiver, each call of `is_taken` withdraws the message's offer, unless the peer has
+    /// taken the offer.
+    ///
+    /// The peer takes offers in ascending order, and the last offer is withdrawn first. So the peer takes no offer that
+    /// follows a withdrawn one. If it did, its copy could begin at the *ready* signal of the withdrawn message, because
+    /// the eager messages of a lane share the word of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;
@@ -62,8 +65,8 @@ impl Pushes {
     }
 
     /// After a failed launch: forgets the eager messages from number `first` on, except those for which `is_taken`
-    /// returns true. Returns the numbers of these exceptions, ascending. Like [`has_any`](Self::has_any), calls
-    /// `is_taken` for the last message first.
+    /// returns true. Returns the numbers of these exceptions, ascending. Calls `is_taken` for the last message first,
+    /// for the reason given at [`has_any`](Self::has_any).
     pub(super) fn fail(&mut self, first: u64, is_taken: impl Fn(u64) -> bool) -> Vec<u64> {
         let begin = self.eager.partition_point(|number| *number < first);
         let failed = self.eager.split_off(begin);
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_withdraws_every_offer_that_is_open_the_last_one_first() {
+    fn an_abort_withdraws_every_open_offer_the_last_one_first() {
         for taken in 0..4 {
             let (shared, pushes) = offers(4);
             assert!((0..taken).all(|number| take(&shared[number as usize], number)));

@@ -1,19 +1,20 @@
-//! The order in which the pieces of one call are enqueued, and the stream of each piece.
+//! The order in which the operations of one call are enqueued, and their streams. A call is a send, a receive, or a
+//! batch of both.
 //!
 //! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk into a
 //! slot, and the receiver moves it out. Each slot has two words in host memory, through which the ranks signal that the
-//! slot is full or empty. A piece of a lane is a chunk that goes through the ring, or a whole
-//! [zero-copy message](super#zero-copy-messages). The rank that claims a zero-copy message first *offers* its buffer.
-//! The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces in the same order,
-//! except that an offer on one rank is a take on the other.
+//! slot is full or empty. A call consists of pieces. A piece of a lane is a chunk that goes through the ring, or a
+//! whole [zero-copy message](super#zero-copy-messages). The rank that claims a zero-copy message first *offers* its
+//! buffer. The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces in the same
+//! order, except that an offer on one rank is a take on the other.
 //!
 //! # Two alternating streams
-//! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
-//! the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large message
-//! alternate between two streams: one stream copies while the other signals and waits. Within a call, all chunks of a
-//! slot use the same stream: if two streams waited for the same word of the slot, one signal could release both. In a
-//! later call, the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy
-//! messages of a lane in a call use the lane's first stream.
+//! If one stream made all copies, the copy engine would idle between them: the stream signals the end of a copy, and
+//! waits for the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large
+//! message alternate between two streams: one stream copies while the other signals and waits. Within a call, all
+//! chunks of a slot use the same stream: if two streams waited for the same word of the slot, one signal could release
+//! both. In a later call, the slot may belong to the other stream, because the calls of a lane do not overlap. All
+//! zero-copy messages of a lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
 //! Assume that all ranks make matching calls in the same order. Streams may share a hardware queue, in which earlier
@@ -28,15 +29,16 @@
 //! 2. Every chunk of a lane that sends is put into its slot, and signalled.
 //! 3. Every take copies its message, and every chunk of a lane that receives is moved out of its slot. Each of them is
 //!    signalled.
-//! 4. Every offer waits until its message was copied.
+//! 4. Every offer waits for the signal that its message is copied.
 //!
 //! The total order is by call, then by round, then by phase. Within a phase, the operations of each rank keep their
 //! order.
 //!
 //! Each operation comes after those that it waits for. A sender waits until the slot of its chunk is empty: either the
 //! slot has been empty from the beginning, or the peer signalled this in an earlier round or call. Every other wait is
-//! for a signal of an earlier phase of the same round. The argument does not depend on the stream of a chunk.
+//! for a signal of an earlier phase of the same round. The argument does not depend on the streams.
 //!
+//! # Delayed signals
 //! In a call of one lane, the signal of a chunk is delayed: it is enqueued together with the next wait of the same
 //! stream, or at the end of the call. This saves a driver call, and an operation of the stream. There are two
 //! exceptions:
@@ -44,6 +46,8 @@
 //! - With two streams and fewer than four slots, each chunk is signalled at once, as in a call of several lanes.
 //! - Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
 //!   reaches the message.
+//!
+//! A call of one lane cannot deadlock either.
 //!
 //! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
@@ -74,7 +78,7 @@ pub(super) enum PieceKind {
     Take,
 }
 
-/// The pieces of one lane in one call, and the slots and streams that they use.
+/// The pieces of one lane in one call, and the numbers of slots and streams that they use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LaneSchedule {
     pub(super) pieces: Vec<PieceKind>,
@@ -87,10 +91,10 @@ pub(super) struct LaneSchedule {
     pub(super) streams: usize,
 }
 
-/// With at least this many slots, the signals of chunks may be delayed even if a call uses two streams.
-const AMPLE: usize = 2 * STREAMS;
+/// With at least this many slots, [signals may be delayed](self#delayed-signals) even if a call uses two streams.
+const ENOUGH_SLOTS: usize = 2 * STREAMS;
 
-/// The operations of one [`PieceAction`], which a rank enqueues on one stream.
+/// A [`PieceAction`] with the lane and the stream on which a rank enqueues its operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PieceStep {
     /// Index of the lane's [`LaneSchedule`] in the call.
@@ -103,14 +107,14 @@ pub(super) struct PieceStep {
 /// The action of a step. The numbers are indices in [`LaneSchedule::pieces`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PieceAction {
-    /// Signals the peer that the stream has moved chunk `signal`, if any. Then waits until the slot of `chunk` is empty
-    /// (to send) or full (to receive), and moves the chunk.
+    /// Signals to the peer that the stream has moved chunk `signal`, if there is one. Then waits until the slot of
+    /// `chunk` is empty (to send) or full (to receive), and moves `chunk`.
     Move { signal: Option<usize>, chunk: usize },
-    /// Signals the peer that the stream has moved this chunk.
+    /// Signals to the peer that the stream has moved this chunk.
     Signal(usize),
-    /// Signals that an offer's buffer is ready.
+    /// Signals to the peer that the buffer of an offer is ready.
     SignalReady(usize),
-    /// Waits until the peer has copied an offer's message.
+    /// Waits until the peer has copied the message of an offer.
     AwaitDone(usize),
     /// [`SignalReady`](Self::SignalReady) and [`AwaitDone`](Self::AwaitDone) in one step, for a call of one lane.
     Offer(usize),
@@ -118,8 +122,9 @@ pub(super) enum PieceAction {
     Take(usize),
 }
 
-/// Returns whether this many chunks alternate between two streams. Returns false for one or two chunks, which gain
-/// little from a second stream, and for a ring with one slot.
+/// Returns whether a lane's chunks in a call alternate between two streams. `chunks` is their number, and `slots` is as
+/// in [`LaneSchedule::slots`]. Returns false for one or two chunks, which gain little from a second stream, and for one
+/// slot.
 pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
     chunks > STREAMS && slots >= STREAMS
 }
@@ -140,10 +145,10 @@ impl LaneSchedule {
     }
 }
 
-/// The steps of a call, in the order in which they are enqueued.
+/// Returns the steps of a call, in the order in which they are enqueued.
 pub(super) fn steps(schedules: &[LaneSchedule]) -> Vec<PieceStep> {
     if let [schedule] = schedules {
-        return alone(schedule);
+        return steps_of_one_lane(schedule);
     }
     let streams: Vec<_> = schedules.iter().map(LaneSchedule::streams_of_pieces).collect();
     let mut steps = Vec::new();
@@ -175,9 +180,9 @@ pub(super) fn steps(schedules: &[LaneSchedule]) -> Vec<PieceStep> {
     steps
 }
 
-/// The steps of a call of one lane.
-fn alone(schedule: &LaneSchedule) -> Vec<PieceStep> {
-    let later = schedule.streams == 1 || schedule.slots >= AMPLE;
+/// Returns the steps of a call of one lane. [Signals may be delayed](self#delayed-signals).
+fn steps_of_one_lane(schedule: &LaneSchedule) -> Vec<PieceStep> {
+    let delays_signals = schedule.streams == 1 || schedule.slots >= ENOUGH_SLOTS;
     let streams = schedule.streams_of_pieces();
     let step = |piece: usize, action| PieceStep { lane: 0, stream: streams[piece], action };
     // For each stream: the last chunk that it has moved, if the signal of this chunk is not enqueued yet.
@@ -190,7 +195,7 @@ fn alone(schedule: &LaneSchedule) -> Vec<PieceStep> {
     };
     for (piece, kind) in schedule.pieces.iter().enumerate() {
         match kind {
-            PieceKind::Chunk if later => {
+            PieceKind::Chunk if delays_signals => {
                 let signal = unsignalled[streams[piece]].replace(piece);
                 steps.push(step(piece, PieceAction::Move { signal, chunk: piece }));
             }

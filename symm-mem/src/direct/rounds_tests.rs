@@ -20,16 +20,15 @@ enum Mode {
     ZeroCopy { sender_first: bool },
 }
 
-/// Sender, receiver, and mode.
+/// The sender, the receiver, and the mode of a message.
 type Message = (usize, usize, Mode);
 
 /// A word that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum AwaitedWord {
-    /// RankModel of the flag page, peer, whether the word means *full* (otherwise *empty*), and slot.
+    /// The rank of the flag page, the peer, true for *full* or false for *empty*, and the slot.
     Slot(usize, usize, bool, usize),
-    /// RankModel of the flag page, peer, whether the page's rank sends, and whether the word means *done* (otherwise
-    /// *ready*).
+    /// The rank of the flag page, the peer, whether the page's rank sends, and true for *done* or false for *ready*.
     Signal(usize, usize, bool, bool),
 }
 
@@ -73,8 +72,8 @@ enum Op {
     },
 }
 
-/// One direction between a rank and a peer, on the rank's side. Counts the chunks and the zero-copy messages of the
-/// lane's earlier calls.
+/// One direction between a rank and a peer, on the rank's side. `chunks` and `zero_copy` count the chunks and the
+/// zero-copy messages of the lane's earlier calls.
 #[derive(Debug, Clone, Default)]
 struct LaneModel {
     chunks: usize,
@@ -95,6 +94,7 @@ struct RankModel {
 }
 
 impl RankModel {
+    /// Makes stream `later` wait for the current work of stream `earlier`. Returns the number of the mark between them.
     fn chain(&mut self, earlier: usize, later: usize) -> usize {
         self.marks += 1;
         self.ops.extend([(earlier, Op::Mark(self.marks)), (later, Op::Await(self.marks))]);
@@ -295,7 +295,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn all_comes_to_its_end_on_few_queues(
+    fn all_operations_complete_on_few_queues(
         slots in 1usize..7,
         calls in prop::collection::vec((
             prop::collection::vec((0..WORLD, 0..WORLD, mode()), 1..8),

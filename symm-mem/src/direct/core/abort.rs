@@ -19,16 +19,17 @@ use super::{
 };
 
 /// The longest time that [`end`](DirectCore::end) waits for launched work to complete. Also the time limit of
-/// [`settle`](DirectCore::settle), and the time after which the thread of an abort polls less often.
+/// [`settle`](DirectCore::settle), and the time after which the thread that [`abort`](DirectCore::abort) starts polls
+/// less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The longest time after the receiver's abort that its stream still waits for senders that copy zero-copy messages
-/// into its buffers.
+/// The longest time after a receiver's abort that its streams still wait for senders that copy zero-copy messages into
+/// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest time after an abort that a sender's stream still waits until a receiver's buffer is ready.
-/// [`is_grace_over`](DirectCore::is_grace_over) describes when the time begins. When it is over, the sender's stream
-/// copies, even if the buffer is not ready.
+/// The longest time after an abort that a sender's stream still waits for *ready*, before it copies a zero-copy message
+/// into the receiver's buffer. [`is_grace_over`](DirectCore::is_grace_over) describes when the time begins. When it is
+/// over, the stream copies, even if the buffer is not ready.
 ///
 /// `SENDER_GRACE` is longer than [`GRACE`], so that the receiver's stream can become ready in time. Until `GRACE` is
 /// over, that stream may be blocked by a wait for the copy of an earlier message. Afterwards it still has to complete
@@ -41,15 +42,15 @@ impl DirectCore {
         self.enqueuers.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
-    /// If the path is not [idle](Self::is_idle), or has captured work: announces that this rank has given up, and then
-    /// ends the waits of its streams, except those for which [`holds`](Self::holds) returns true. Returns whether the
-    /// path was idle before that.
+    /// If the path is not [idle](Self::is_idle), or has captured work: announces that this rank [gives
+    /// up](crate::direct::flag_page), and then ends the waits of its streams, except those for which
+    /// [`holds`](Self::holds) returns true. Returns whether the path was idle before that.
     fn end_waits(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
             let own = &self.flag_pages[self.rank];
             // The flag is set before the waits are ended: a stream whose wait was ended copies chunks into slots that
-            // may not be free. The flag must tell the peers by then that the data is invalid.
+            // may not be empty. By then, the flag must tell the peers that the data is invalid.
             own.give_up();
             own.release(|peer, signal| self.holds(peer, signal));
         }
@@ -58,16 +59,16 @@ impl DirectCore {
 
     /// Returns whether the extra time after this rank's abort is over for the messages with `peer` in direction `way`.
     /// Returns false before the abort. The extra time is:
-    /// - For receives: [`GRACE`] from the abort.
-    /// - For sends: [`SENDER_GRACE`] from the abort. It begins again at the first call after the abort that finds that
-    ///   `peer` has given up.
+    /// - For receives: [`GRACE`] from the abort on.
+    /// - For sends: [`SENDER_GRACE`] from the abort on. It begins again at the first call of this function after the
+    ///   abort that finds that `peer` has given up.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
             Way::Receive => is_past(aborted, GRACE),
             Way::Send => {
-                // The receiver's `GRACE` began before the receiver set its flag, so it ends before this rank's
-                // `SENDER_GRACE`.
+                // The receiver's `GRACE` began before the receiver announced that it gives up. So it ends before this
+                // rank's `SENDER_GRACE`.
                 let has_given_up = self.flag_pages[peer].has_given_up();
                 let given_up = has_given_up.then(|| self.given_up_since[peer].get_or_init(Instant::now));
                 is_past(given_up.map_or(aborted, |given_up| given_up.max(aborted)), SENDER_GRACE)
@@ -75,19 +76,20 @@ impl DirectCore {
         })
     }
 
-    /// Returns true if an abort must not yet end the streams' waits for `signal`. Also withdraws offers, as
-    /// [`expects_push`](Self::expects_push) does, even if the [extra time](Self::is_grace_over) is over.
+    /// Returns true if an abort must not end the streams' waits for `signal` yet, because their [extra
+    /// time](Self::is_grace_over) is not over. Also withdraws offers, as [`expects_push`](Self::expects_push) does,
+    /// even if the extra time is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
 
-    /// Returns true if a stream of this rank may be waiting for `signal`, for a message that the sender copies into the
-    /// receiver's buffer. If `signal` is the [*done*](Phase::Done) signal of receives that are not captured, also
-    /// withdraws their offers, except those that `peer` has taken.
+    /// Returns true if a stream of this rank may be waiting for this signal of `peer`, for a message that the sender
+    /// copies into the receiver's buffer. If it is the [*done*](Phase::Done) signal of receives that are not captured,
+    /// also withdraws their offers, except those that `peer` has taken.
     ///
-    /// The receiver may reuse its buffer once its wait has ended. So before an abort ends these waits, both ends give
-    /// each other time: the sender's stream waits until the receiver's stream has completed its earlier work on the
-    /// buffer, and the receiver's stream waits until the sender's stream has copied.
+    /// The receiver may reuse its buffer once its wait for *done* has ended. So before an abort ends these waits, both
+    /// ends give each other time: the sender's stream waits until the receiver's stream has completed its earlier work
+    /// on the buffer, and the receiver's stream waits until the sender's stream has copied.
     fn expects_push(&self, peer: usize, Signal { way, phase, captured }: Signal) -> bool {
         if (way, phase) != (Way::Send, Phase::Ready) && (way, phase) != (Way::Receive, Phase::Done) {
             return false;
@@ -97,28 +99,27 @@ impl DirectCore {
         self.lane(way, peer).pushes().has_any(captured, own.passed(peer, way), is_taken)
     }
 
-    /// Returns the lowest other rank that has given up (has announced that it ends its waits), or `None` if there is
-    /// none.
+    /// Returns the lowest other rank that has announced that it gives up, or `None` if there is none.
     pub(in crate::direct) fn given_up(&self) -> Option<usize> {
         (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
     }
 
-    /// Refuses later calls, and repeatedly ends the waits of launched work. Returns true once the path is
+    /// Makes the path refuse later calls, and repeatedly ends the waits of launched work. Returns true once the path is
     /// [idle](Self::is_idle), and false if the deadline expires first.
     pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
         if !self.is_aborted.swap(true, Ordering::SeqCst) {
             self.aborted.get_or_init(Instant::now);
-            // A stream may reach its waits long after the deadline, and it is unknown when a graph runs. So a thread
-            // continues to end waits after this call has returned.
+            // A stream may reach a wait long after the deadline, and a graph may run at any time. So a thread continues
+            // to end waits after this call has returned.
             let core = Arc::downgrade(self);
             let linger = move || {
-                let until = Deadline::after(PATIENCE);
+                let slower_from = Deadline::after(PATIENCE);
                 while let Some(core) = core.upgrade() {
                     if core.end_waits() && !core.has_captured.load(Ordering::Relaxed) {
                         return;
                     }
                     drop(core);
-                    thread::sleep(Duration::from_millis(if until.expired() { 20 } else { 1 }));
+                    thread::sleep(Duration::from_millis(if slower_from.expired() { 20 } else { 1 }));
                 }
             };
             // If the thread cannot be started, only the loop below ends waits.
@@ -135,8 +136,9 @@ impl DirectCore {
         }
     }
 
-    /// Called when the group ends. Aborts work that still runs (captured work does not count), and drops the memory:
-    /// - If the work does not end within [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
+    /// Called when the group ends. Aborts launched work that still runs (captured work does not count), and drops the
+    /// memory:
+    /// - If the work has not ended after [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
     /// - If the work has ended, and the path was aborted and has captured work: after [`settle`](Self::settle), because
     ///   runs of graphs may still use the memory.
     /// - Otherwise: at once.
@@ -164,20 +166,24 @@ impl DirectCore {
     }
 
     /// Gives runs of graphs time to end, before the caller drops the memory that they use. Repeatedly ends the waits of
-    /// this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and [`holds`](Self::holds) has
-    /// returned false for every signal. Stops after [`PATIENCE`] at the latest. This rank cannot query whether graphs
-    /// run, so graphs may still run when this function returns.
+    /// this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest after
+    /// [`PATIENCE`]:
+    /// - No stream has completed a wait.
+    /// - [`holds`](Self::holds) has returned false for every signal.
+    ///
+    /// This rank cannot query whether graphs run, so graphs may still run when this function returns.
     fn settle(&self) {
-        const QUIET: u32 = 50;
-        let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
-        while quiet < QUIET && !until.expired() {
-            let is_held = Cell::new(false);
-            let held = |peer, signal| {
-                let held = self.holds(peer, signal);
-                is_held.set(is_held.get() || held);
-                held
+        const QUIET_POLLS: u32 = 50;
+        let (deadline, mut quiet_polls) = (Deadline::after(PATIENCE), 0);
+        while quiet_polls < QUIET_POLLS && !deadline.expired() {
+            let holds_any = Cell::new(false);
+            let is_held = |peer, signal| {
+                let is_held = self.holds(peer, signal);
+                holds_any.set(holds_any.get() || is_held);
+                is_held
             };
-            quiet = if self.flag_pages[self.rank].release(held) || is_held.get() { 0 } else { quiet + 1 };
+            let has_set = self.flag_pages[self.rank].release(is_held);
+            quiet_polls = if has_set || holds_any.get() { 0 } else { quiet_polls + 1 };
             thread::sleep(Duration::from_millis(1));
         }
     }

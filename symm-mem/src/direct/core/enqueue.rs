@@ -24,9 +24,8 @@ impl DirectCore {
     /// capture uses that stream, or the ring has only one slot for this kind of call (captured or not). Updates
     /// [`LaneLaunch::unlaunched`].
     ///
-    /// After an abort, leaves out the remaining chunks, but still enqueues zero-copy messages. If it has left out
-    /// chunks, returns [`PathError::Aborted`], or the driver's error if a later zero-copy message could not be
-    /// enqueued.
+    /// After an abort, leaves out the remaining chunks and returns [`PathError::Aborted`]. But zero-copy messages are
+    /// still enqueued. If that fails, returns the driver's error.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -45,7 +44,7 @@ impl DirectCore {
             launch.lane.follow(&launch.state, first, capture)?;
             let second = self.second_stream(launch.lane, kinds, first, capture)?;
             let Lane { way, peer, .. } = *launch.lane;
-            let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
+            let (slot_bytes, ring) = (self.ring.slot_bytes, self.ring_address(way, peer));
             pipelines.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
         }
         let schedule = |(pieces, pipeline): (_, &ChunkPipeline<'_>)| LaneSchedule {
@@ -57,14 +56,14 @@ impl DirectCore {
         let schedules: Vec<_> = kinds.into_iter().zip(&pipelines).map(schedule).collect();
         // SAFETY: the caller's contract.
         let enqueued = unsafe { self.enqueue_steps(&steps(&schedules), launches, &pipelines, capture) };
-        // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
-        // lanes' streams only until the streams have reached the last recorded events. Without new events, operations
+        // Record the events that mark the end of the lanes' work even after a failure. An abort stops ending the waits
+        // of the lanes' streams once the streams have reached the last recorded events. Without new events, operations
         // that this call has enqueued could wait for ever.
         enqueued.and(self.mark_ends(launches, &pipelines, stream, capture))
     }
 
-    /// Returns the second stream of a lane for pieces of these kinds, if the lane uses one. Makes it wait for the work
-    /// of the first stream.
+    /// Returns the second stream of a lane for pieces of these kinds, or `None` if the lane uses only the first stream.
+    /// Makes the second stream wait for the current work of the first.
     fn second_stream<'a>(
         &self,
         lane: &'a Lane,
@@ -85,7 +84,7 @@ impl DirectCore {
     }
 
     /// Enqueues `steps` in their order, and updates [`LaneLaunch::unlaunched`]. `pipelines` has one pipeline for each
-    /// of `launches`. For an abort and for the errors, see [`enqueue`](Self::enqueue).
+    /// of `launches`. [`enqueue`](Self::enqueue) describes the behaviour after an abort, and the errors.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -118,7 +117,8 @@ impl DirectCore {
         result
     }
 
-    /// Records the events that mark the end of the lanes' work, and makes `stream`, the caller's stream, wait for it.
+    /// Records the events that mark the end of the lanes' work, and makes `stream`, the caller's stream, wait for this
+    /// work.
     fn mark_ends(
         &self,
         launches: &mut [LaneLaunch<'_>],
@@ -216,13 +216,14 @@ impl DirectCore {
         event.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
-    /// Keeps an event for reuse. A wait that is already enqueued refers to the earlier record, so reuse is safe.
+    /// Keeps an event for reuse. An enqueued wait for the event refers to the record before the wait, so a later record
+    /// does not change it.
     fn return_event(&self, event: Event, capture: Option<u64>) {
         lock(&self.spare_events[usize::from(capture.is_some())]).push(event);
     }
 
-    /// Returns a function that takes a slot of the lane, and returns the addresses of two words: the word that this
-    /// rank waits for, and the word that it writes to signal the peer.
+    /// Returns a function from the index of a slot of the lane to the addresses of two of its words: the word that this
+    /// rank's streams wait for, and the word that they write to signal the peer.
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);
@@ -235,10 +236,10 @@ impl DirectCore {
         }
     }
 
-    /// Address of the first slot of the ring for messages to or from a peer.
-    fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
+    /// Address of the first slot of a lane's ring, in the receiver's memory as mapped on this rank.
+    fn ring_address(&self, way: Way, peer: usize) -> DevicePtr {
         let (from, to) = self.ends(way, peer);
-        // The memory of rank `to` has no ring for messages from `to` to itself.
+        // The memory of rank `to` has one ring for each other rank, in ascending order, and none for `to` itself.
         let ring = if from < to { from } else { from - 1 };
         let bytes = self.ring.slots() * self.ring.slot_bytes;
         self.memory.buffers().addresses()[to] + self.memory.offset() + ring * bytes

@@ -1,5 +1,5 @@
-//! The core of a [direct path](super): launches messages. A message goes through a ring in the receiver's memory, or is
-//! copied directly from buffer to buffer.
+//! The core of a [direct path](super): launches messages. A message goes through a [ring](super#the-ring) in the
+//! receiver's memory, or is copied directly from buffer to buffer ([zero-copy](super#zero-copy-messages)).
 
 mod abort;
 mod enqueue;
@@ -40,47 +40,48 @@ use crate::{lock::lock, membership::MappedSegments, rendezvous::SymmetricMemory}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
-    /// Messages that are copied directly from buffer to buffer, with one copy.
+    /// Messages that are copied [directly from buffer to buffer](super#zero-copy-messages).
     pub zero_copy: u64,
-    /// Messages that go through a ring.
+    /// Messages that go through a [ring](super#the-ring).
     pub staged: u64,
 }
 
-/// This rank's state of a path: rings, flag pages and [lanes](super::lane). The last reference is dropped only once the
-/// core is idle, because the drop frees memory that enqueued work uses.
+/// This rank's state of a path: rings, [flag pages](super::flag_page) and [lanes](super::lane). The last reference is
+/// dropped only once no enqueued work runs, because the drop frees memory that this work uses.
 #[derive(Debug)]
 pub(super) struct DirectCore {
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) ring: Ring,
     context: Context,
-    /// Two lanes for each member: one for messages to it, and one for messages from it. The former come first.
+    /// For each member, the lane of messages to it. Then for each member, the lane of messages from it.
     lanes: Box<[Lane]>,
-    /// Spare events that order one stream after another. Index 0: for use outside of captures. Index 1: for use in
-    /// captures. An event that was recorded in a capture is not used outside of one, because a wait for it might make
-    /// the stream part of the capture.
+    /// Events that order one stream after another, kept for reuse. Index 0: for use outside of captures. Index 1: for
+    /// use in captures. An event that was recorded in a capture is not used outside of captures, because a wait for it
+    /// might make the waiting stream part of that capture.
     spare_events: [Mutex<Vec<Event>>; 2],
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
-    /// For each peer: the time at which this rank, after its own abort, first saw that the peer has given up.
+    /// For each peer: the time at which this rank, after its own abort, first saw that the peer has [given
+    /// up](super::flag_page) (has announced an abort).
     given_up_since: Box<[OnceLock<Instant>]>,
-    /// Number of threads that are enqueueing.
+    /// Number of threads in [`launch`](Self::launch).
     enqueuers: AtomicUsize,
     /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
     /// time.
     has_captured: AtomicBool,
     /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
-    /// The segments of the group's committed pools.
+    /// The pool segments that all members have mapped.
     mapped: Arc<MappedSegments>,
-    /// By rank.
+    /// The flag pages of all ranks, by rank.
     pub(super) flag_pages: Vec<FlagPage>,
-    /// The rings of all ranks.
+    /// The memory of all ranks in which the rings lie.
     memory: SymmetricMemory,
 }
 
-/// Guard of a thread that enqueues. [`DirectCore::enqueuers`] counts the thread until the guard is dropped.
+/// [`DirectCore::enqueuers`] counts the thread that has this guard until the guard is dropped.
 struct EnqueueGuard<'a>(&'a DirectCore);
 
 impl Drop for EnqueueGuard<'_> {
@@ -89,15 +90,17 @@ impl Drop for EnqueueGuard<'_> {
     }
 }
 
-/// A message that this rank has logged. Until this rank has claimed the message, `place` and `is_first` assume that
-/// this rank is the [first end](super#zero-copy-messages). The claim corrects them.
+/// A message that this rank has logged. Before this rank claims the message, `place` and `is_first` assume that this
+/// rank is the [first end](super#zero-copy-messages). The claim corrects them if the peer is.
 #[derive(Debug, Clone, Copy)]
 struct LoggedMessage {
     message: Message,
     captured: bool,
+    /// The number of the message in its lane, from 0 on.
     number: u64,
     /// The place of the first end's buffer, or [`MappedPlace::NONE`].
     place: MappedPlace,
+    /// True if this rank is the first end.
     is_first: bool,
 }
 
@@ -143,6 +146,7 @@ impl DirectCore {
         DirectReport { zero_copy, staged }
     }
 
+    /// Fails after an abort. Otherwise [`is_idle`](Self::is_idle) returns false until the guard is dropped.
     fn enter(&self) -> Result<EnqueueGuard<'_>, PathError> {
         self.enqueuers.fetch_add(1, Ordering::SeqCst);
         let guard = EnqueueGuard(self);
@@ -179,8 +183,8 @@ impl DirectCore {
         let mut launches: Vec<_> = lanes.iter().map(launch).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_lanes(&mut launches, messages, stream, (capture, deadline)) };
-        // After a failed launch in a capture, the offers need no withdrawal: the failure ends the group, and then
-        // graphs that send zero-copy messages must not be launched. So no peer copies into the offered buffers.
+        // After a failed launch in a capture, this rank's offers need no withdrawal: the failure ends the group, and
+        // then graphs that send zero-copy messages must not be launched. So no peer copies into the offered buffers.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
             unsafe { self.fail(launches, stream) };
@@ -188,8 +192,8 @@ impl DirectCore {
         launched
     }
 
-    /// Launches `messages`. `launches` has the locked lanes of the messages, in the order of their
-    /// [numbers](Self::lane_number).
+    /// Launches `messages`. `launches` has the locked lanes of the messages, in ascending order of
+    /// [`lane_number`](Self::lane_number).
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -200,9 +204,9 @@ impl DirectCore {
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
-        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. The
-        // claim of a second end fails if the log entries of the two ends differ. At that time, this launch has taken no
-        // offer, so the peers can withdraw their offers at once.
+        // All messages are logged and claimed before this launch takes a peer's offer or enqueues anything. `claim`
+        // fails if the log entries of the two ends differ. At that time, this launch has taken no offer, so the peers
+        // can withdraw their offers at once.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
         let mut claimed = Vec::new();
         for batch in others.chunks(CLAIM_BATCH) {
@@ -213,9 +217,9 @@ impl DirectCore {
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
             let lane = self.lane_number(message.way, message.peer);
             let number = |launch: &LaneLaunch<'_>| self.lane_number(launch.lane.way, launch.lane.peer);
-            let place = launches.binary_search_by_key(&lane, number);
+            let found = launches.binary_search_by_key(&lane, number);
             let LaneLaunch { state, pieces, .. } =
-                &mut launches[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
+                &mut launches[found.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
             match zero_copy {
                 Some(piece) => pieces.push(piece),
                 None => {
@@ -238,15 +242,15 @@ impl DirectCore {
     /// operations for them. This function withdraws these offers. If a sender has already taken an offer, the offer
     /// cannot be withdrawn, and the sender still copies into the buffer. So for each taken offer, this function
     /// enqueues this rank's operations, including the wait for the copy. The caller may reuse the buffers once `stream`
-    /// has completed these operations.
+    /// has completed the enqueued operations.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     unsafe fn fail(&self, mut launches: Vec<LaneLaunch<'_>>, stream: &Stream) {
         for LaneLaunch { lane, pieces, unlaunched, .. } in &mut launches {
             let Lane { way, peer, .. } = **lane;
-            // In a lane that sends, this rank is the one that makes the copies. It has not enqueued them, so they count
-            // as not taken.
+            // In a lane that sends, this rank would make the copies, and has not enqueued them. So they count as not
+            // taken.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(ZeroCopyOffer { pushed: Some(number) })).collect();
@@ -275,8 +279,8 @@ impl DirectCore {
     }
 
     /// Logs and claims `messages`, and adds them to `claimed`. Receives are claimed before sends, because the peers'
-    /// sends [may wait](Self::await_receiver) for these claims. Log entries are written in the order of `messages`. So
-    /// a rank that is too far ahead of a peer waits at the same message as with separate calls.
+    /// sends [may wait](Self::await_receiver) for these claims. Messages are logged in their order. So a rank that is
+    /// too far ahead of a peer [waits](Self::await_peer) at the same message as with separate calls.
     fn log_and_claim(
         &self,
         messages: &[&Message],
@@ -311,14 +315,15 @@ impl DirectCore {
         Ok(LoggedMessage { message: *message, captured, number, place, is_first: true })
     }
 
-    /// Claims a message that this rank has logged. If this rank receives and comes first, its offer is noted in the
-    /// lane's [`Pushes`](super::pushes::Pushes). If the peer came first, compares the halves.
+    /// [Claims](super::claim) a message that this rank has logged. If this rank receives and comes first, notes its
+    /// offer in the lane's [`Pushes`](super::pushes::Pushes). If the peer came first, compares the halves, and returns
+    /// the place of the peer's buffer.
     fn claim(&self, logged: LoggedMessage) -> Result<LoggedMessage, PathError> {
         let LoggedMessage { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
         let offers_to_receive = way == Way::Receive && place != MappedPlace::NONE;
-        // An abort considers only noted offers, and must not miss one. So a receiver first notes its offer, then checks
-        // that no abort has begun, and only then makes the offer.
+        // An abort withdraws, or waits for, only offers that are noted in `Pushes`, and must not miss one. So a
+        // receiver first notes its offer, then checks that no abort has begun, and only then makes the offer.
         if offers_to_receive {
             self.note_push(&logged);
         }
@@ -330,20 +335,20 @@ impl DirectCore {
             self.lane(way, peer).pushes().forget(number, captured);
         }
         is_first?;
-        let (theirs, place) = self.flag_pages[peer].log(self.rank, way.opposite()).get(number);
-        let (own, theirs) = (Half::of(&buffer, captured), Half(theirs));
+        let (peer_half, peer_place) = self.flag_pages[peer].log(self.rank, way.opposite()).get(number);
+        let (own, theirs) = (Half::of(&buffer, captured), Half(peer_half));
         if own != theirs {
             let (from, to) = self.ends(way, peer);
             let (sent, received) = if way == Way::Send { (own, theirs) } else { (theirs, own) };
             let (sent, received) = (sent.to_string(), received.to_string());
             return Err(MessageDifference { from, to, number: number + 1, sent, received }.into());
         }
-        Ok(LoggedMessage { place: MappedPlace(place), is_first: false, ..logged })
+        Ok(LoggedMessage { place: MappedPlace(peer_place), is_first: false, ..logged })
     }
 
-    /// Decides whether a message is a zero-copy message, and takes the peer's offer, if there is one. Returns the piece
-    /// of a zero-copy message, and `None` for a message that goes through the ring. A message whose offer was withdrawn
-    /// goes through the ring too, but nobody receives it.
+    /// Decides whether a claimed message is a zero-copy message, and takes the peer's offer, if there is one. Returns
+    /// the piece of a zero-copy message, and `None` for a message that goes through the ring. If the peer has withdrawn
+    /// its offer, the message goes through the ring too, but the peer does not receive it.
     fn zero_copy(
         &self,
         logged: &LoggedMessage,
@@ -358,7 +363,7 @@ impl DirectCore {
         }
         let bytes = buffer.bytes();
         let address = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
-        // After an abort, both ends still wait a while for the noted copies. The abort must not miss a copy. So, as in
+        // After an abort, the streams of both ends still wait a while for copies that are noted in `Pushes`. So, as in
         // `claim`, a sender first notes its copy, then checks that no abort has begun, and only then takes the offer.
         if way == Way::Send {
             self.note_push(logged);
@@ -368,8 +373,8 @@ impl DirectCore {
             if way == Way::Send {
                 self.lane(way, peer).pushes().forget(number, captured);
             }
-            // If the peer has withdrawn the offer, its launch has failed or its group has ended, so the message is not
-            // received.
+            // The peer has withdrawn the offer because its launch has failed or its group has ended. Or the check has
+            // failed because of an abort.
             return taken.map(|_| None);
         }
         Ok(Some(Piece::Take(match way {
@@ -401,24 +406,25 @@ impl DirectCore {
         self.flag_pages[to].claim(from, *number)
     }
 
-    /// Withdraws this rank's offer to receive message `number` from `peer`. Returns true if the offer is withdrawn,
-    /// also by an earlier call. Returns false if the peer has taken the offer, or if the [claim](super::claim) word of
+    /// Withdraws this rank's offer to receive message `number` from `peer`. Returns true if this call or an earlier one
+    /// has withdrawn the offer. Returns false if the peer has taken the offer, or if the [claim](super::claim) word of
     /// the message contains no such offer.
     fn withdraw(&self, peer: usize, number: u64) -> bool {
         withdraw(self.flag_pages[self.rank].claim(peer, number), number)
     }
 
-    /// Notes that the sender may copy this message into the receiver's buffer, so that an abort gives the copy time.
+    /// Notes in the lane's [`Pushes`](super::pushes::Pushes) that the sender may copy this message into the receiver's
+    /// buffer, so that an abort gives the copy time.
     fn note_push(&self, LoggedMessage { message, number, captured, .. }: &LoggedMessage) {
         let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
         self.lane(message.way, message.peer).pushes().note(*number, *captured, passed);
     }
 
-    /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `ahead` returns the current lead in
-    /// messages.
-    fn await_peer(&self, peer: usize, ahead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
+    /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `lead` returns the number of messages by
+    /// which it is ahead.
+    fn await_peer(&self, peer: usize, lead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
         let mut pause = Duration::from_micros(20);
-        while ahead() >= AHEAD {
+        while lead() >= AHEAD {
             self.check()?;
             if deadline.expired() {
                 return Err(PathError::Ahead { peer, messages: AHEAD, waited: deadline.waited() });
@@ -440,9 +446,9 @@ impl DirectCore {
     /// this message's copy, which starts only when both ends have called. But the wait may delay the other messages of
     /// the call, and later calls of the thread.
     ///
-    /// Does not wait if the peer has logged no receive from this rank yet, or if the buffer of its last one lies in no
-    /// mapped segment. The receiver's buffer for this message, which this rank does not know yet, probably lies in none
-    /// either. With such a buffer, a receiver that is the first end makes the message go through the ring.
+    /// Does not wait if the receiver has logged no receive from this rank yet, or if the buffer of its last such
+    /// receive lies in no mapped segment. Then the receiver's buffer for this message, which this rank does not know
+    /// yet, probably lies in none either. If such a receiver came first, the message would go through the ring.
     fn await_receiver(&self, logged: &LoggedMessage) {
         let LoggedMessage { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
@@ -456,19 +462,19 @@ impl DirectCore {
         await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
     }
 
-    /// Enqueues copies for the messages that this rank sends to itself. The n-th send matches the n-th receive. The
-    /// caller passes equally many of both, with equal lengths.
+    /// Enqueues copies for those of `messages` that this rank sends to itself. The n-th send matches the n-th receive.
+    /// The caller passes equally many of both, with equal lengths.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     unsafe fn copy_to_self(&self, messages: &[Message], stream: &Stream) -> cuda_driver::Result<()> {
-        let own = |way: Way| {
-            let own = move |message: &&Message| message.peer == self.rank && message.way == way;
-            messages.iter().filter(own).map(|message| message.buffer)
+        let buffers = |way: Way| {
+            let is_own = move |message: &&Message| message.peer == self.rank && message.way == way;
+            messages.iter().filter(is_own).map(|message| message.buffer)
         };
-        for (from, to) in own(Way::Send).zip(own(Way::Receive)) {
+        for (from, to) in buffers(Way::Send).zip(buffers(Way::Receive)) {
             if from.ptr != to.ptr && from.bytes() > 0 {
-                // SAFETY: the caller's contract; the halves of a pair have the same length.
+                // SAFETY: the caller's contract; the two buffers have the same length.
                 unsafe { stream.copy(to.ptr, from.ptr, from.bytes()) }?;
             }
         }
@@ -478,8 +484,8 @@ impl DirectCore {
 
 /// Largest number of messages of a launch that are logged before the first of them is claimed. Each direction between
 /// two ranks has 1024 claim words, which its messages use in turn. The peer may have claimed up to [`AHEAD`] messages
-/// that this rank has not logged yet. This rank may have logged up to `CLAIM_BATCH` messages that it has yet to claim.
-/// `AHEAD + CLAIM_BATCH` is at most 1024, so the peer's claims do not overwrite the words of these messages.
+/// that this rank has not logged yet. This rank may have logged up to `CLAIM_BATCH` messages that it has not claimed
+/// yet. `AHEAD + CLAIM_BATCH` is at most 1024, so the peer's claims do not overwrite the words of these messages.
 const CLAIM_BATCH: usize = AHEAD as usize / 2;
 
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.

@@ -21,14 +21,14 @@ impl DirectCore {
         place.and_then(|(segment, offset)| MappedPlace::new(segment, offset)).unwrap_or(MappedPlace::NONE)
     }
 
-    /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until this
-    /// rank has added the segment. Returns `None` if this rank has removed the segment (retired or forgotten), or has
-    /// not added it by the deadline.
+    /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until it
+    /// has. Returns `None` if this rank has retired or forgotten the segment, or if the commit has not returned by the
+    /// deadline.
     fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
         loop {
-            let is_old = number < self.mapped.next();
+            let was_added = number < self.mapped.next();
             let segment = self.mapped.find(number);
-            if segment.is_some() || is_old || deadline.expired() {
+            if segment.is_some() || was_added || deadline.expired() {
                 return Ok(segment);
             }
             self.check()?;
@@ -36,9 +36,9 @@ impl DirectCore {
         }
     }
 
-    /// Returns the address at which this rank's device reaches a peer's buffer. `number` is the number of the buffer's
-    /// segment, and `offset` the buffer's offset there in bytes. If `capturing` is a stream, pins this rank's own
-    /// segment of that number for the graph that the stream captures.
+    /// Returns the address at which this rank's device reaches a buffer of `peer`. `number` is the number of the
+    /// buffer's segment, and `offset` the buffer's offset in that segment in bytes. If `capturing` is a stream, pins
+    /// this rank's own segment of that number for the graph that the stream captures.
     pub(super) fn reach(
         &self,
         peer: usize,
