@@ -3,7 +3,7 @@
 
 use cuda_driver::module::Parameter;
 
-/// Destination of a result.
+/// How a kernel finds the destination of its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum TargetKind {
@@ -11,8 +11,8 @@ pub(super) enum TargetKind {
     Address = 0,
     /// An offset in the rank's own buffer.
     Own = 1,
-    /// The offset of the input, in the rank's own buffer. All ranks read the input, so a block overwrites each part
-    /// only after the blocks with the same number on all ranks have read that part.
+    /// The offset of the input, in the rank's own buffer. All ranks read the whole input, so a block overwrites a part
+    /// of the input only after the blocks with the same number on all ranks have read this part.
     OntoInput = 2,
     /// The same offset in the buffers of all ranks. Each rank writes its slice of the result to all of them.
     Everywhere = 3,
@@ -28,7 +28,7 @@ impl TargetKind {
 }
 
 /// Arguments of a kernel that combines the `bytes` bytes at offset `input` of all ranks' buffers. `kernel` is the
-/// number of the [`Kernel`](super::Kernel), for the fault record.
+/// number of the [`Kernel`](super::Kernel), for the [fault record](super::FaultRecord).
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Reduce {
@@ -66,8 +66,9 @@ pub(super) const VEC16_BYTES: u64 = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 512;
 /// Largest number of blocks of a collective. Each block waits for the block with the same number on every other rank,
-/// through a channel of its own. If ranks share a device, all their blocks must therefore be resident at once. The
-/// blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor holds two blocks.
+/// through a [channel](super::PadLayout) of its own. If ranks share a device, all their blocks must therefore be
+/// resident at once. The blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor
+/// holds two blocks.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
 /// Number of blocks of a launch. `bytes` is the number of bytes that the blocks of one rank handle together. All ranks
@@ -80,6 +81,6 @@ pub(super) fn blocks(bytes: u64) -> u32 {
 /// Divides `count` items into `parts` parts, and returns the start and the end (exclusive) of part `part`.
 #[cfg(any(test, feature = "twins"))]
 pub(super) fn share_of(count: u64, part: u32, parts: u32) -> (u64, u64) {
-    let until = |part: u32| count * u64::from(part) / u64::from(parts);
-    (until(part), until(part + 1))
+    let start = |part: u32| count * u64::from(part) / u64::from(parts);
+    (start(part), start(part + 1))
 }

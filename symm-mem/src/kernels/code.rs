@@ -1,4 +1,4 @@
-//! The PTX of the crate.
+//! The PTX of the kernels.
 //!
 //! The folder `kernels/` contains the sources, and one compressed file with the PTX of all of them. Every supported
 //! driver and device can load this PTX: its version and target architecture are the oldest that have all instructions
@@ -47,7 +47,7 @@ pub struct Unit {
     pub name: &'static str,
     /// Path of its source below `kernels/`.
     pub source: &'static str,
-    /// Macros defined for its compilation, in addition to [`defines`].
+    /// Macros defined for its compilation, in addition to those of [`defines`].
     pub defines: &'static [&'static str],
     /// Names of its kernels.
     pub(super) entries: &'static [&'static str],
@@ -92,7 +92,7 @@ macro_rules! units {
 
 units!("i8" "u8" "i32" "u32" "i64" "u64" "f16" "bf16" "f32" "f64");
 
-/// Indices in [`UNITS`]: the signals, the unit that moves bytes, and the first unit that combines elements.
+// Indices in `UNITS`. `REDUCE` is the index of the first unit that combines elements. There is one for each type.
 pub(super) const SIGNALS: usize = 0;
 pub(super) const GATHER: usize = 1;
 pub(super) const REDUCE: usize = 2;
@@ -114,7 +114,7 @@ pub(super) const ELEMENTS: [DataType; 10] = [
 /// Operations, in the order of the kernels in each unit that combines elements.
 pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
-/// Macros defined for every unit: constants that host and device share.
+/// Returns the names and values of the macros that are defined for every unit: constants that host and device share.
 #[must_use]
 pub fn defines() -> Vec<(&'static str, u32)> {
     let mut defines = vec![

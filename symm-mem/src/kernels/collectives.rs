@@ -13,15 +13,17 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// The result shares memory with the input. It overwrites the input ([`AllReduce`]) or this rank's part of the
-    /// input ([`ReduceScatter`]), or the input is already at its place in the result ([`AllGather`]). [`AllToAll`] does
-    /// not support this.
+    /// The result shares memory with the input:
+    /// - [`AllReduce`]: the result overwrites the input.
+    /// - [`ReduceScatter`]: the result overwrites this rank's part of the input.
+    /// - [`AllGather`]: the result contains the input, which is already in its place.
+    /// - [`AllToAll`]: not supported.
     InPlace,
     /// An address that this rank's device can write. The address may differ between ranks. The result must not overlap
     /// any rank's input.
     Address(DevicePtr),
-    /// An offset in bytes in the rank's own buffer, the same on all ranks. The result must lie entirely before or
-    /// behind the input. An all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
+    /// An offset in bytes in the rank's own buffer, the same on all ranks. The result must not overlap the input. An
+    /// all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
     Offset(u64),
 }
 
@@ -29,22 +31,22 @@ pub enum Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank reads the whole inputs of all ranks, and combines them for itself. For little data: no rank writes to
-    /// a peer, but each rank reads `world` times the length of the input.
+    /// Every rank reads the whole inputs of all ranks, and computes the whole result. For little data: no rank writes
+    /// to a peer, but each rank reads [`world`](Ranks::world) times the length of the input.
     OneShot,
-    /// The input is divided into `world` slices. Rank `r` combines slice `r` of all ranks' inputs, and writes the
-    /// result to all ranks. For more data. Does not support [`Target::Address`].
+    /// The input is divided into [`world`](Ranks::world) slices. Rank `r` combines slice `r` of all ranks' inputs, and
+    /// writes the result to all ranks. For more data. Does not support [`Target::Address`].
     TwoShot,
 }
 
 /// `output[i]` = the combination of all ranks' `input[i]`. In place, the output overwrites the input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllReduce {
-    /// First byte of the elements in every rank's buffer: an offset in bytes, of any alignment.
+    /// Offset of the input in every rank's buffer, in bytes, of any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
-    /// Number of elements.
+    /// Number of elements of each rank's input, and of the result.
     pub elements: u64,
     /// Data type of the elements.
     pub dtype: DataType,
@@ -55,10 +57,10 @@ pub struct AllReduce {
 }
 
 /// `output[i]` = the combination of all ranks' `input[rank * elements + i]`, where `rank` is this rank. In place, the
-/// output overwrites this rank's part of the input in its own buffer.
+/// output overwrites the elements from `input[rank * elements]` on in this rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReduceScatter {
-    /// First byte of the `world * elements` elements in every rank's buffer: an offset in bytes, of any alignment.
+    /// Offset of the input (`world * elements` elements) in every rank's buffer, in bytes, of any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -70,24 +72,23 @@ pub struct ReduceScatter {
     pub op: ReduceOp,
 }
 
-/// `output[r * bytes ..]` = the `bytes` bytes of rank `r`, for every rank `r`. In place, the output begins at `input`,
-/// and the bytes of rank `r` are already at `input + r * bytes` in its own buffer.
+/// `output[r * bytes ..]` = the `bytes` bytes of input of rank `r`, for every rank `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// Offset in bytes of the rank's data in its buffer, of any alignment, the same on all ranks. In place: offset of
-    /// the output, in which the data of rank `r` begin at `input + r * bytes`.
+    /// Offset of each rank's input in its own buffer, in bytes, of any alignment. In place: offset of the output, which
+    /// contains the input of rank `r` at `input + r * bytes`.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
-    /// Number of bytes of each rank.
+    /// Number of bytes of each rank's input.
     pub bytes: u64,
 }
 
-/// `output[r * bytes ..]` = the `bytes` bytes at `input[rank * bytes ..]` of rank `r`, for every rank `r`, where `rank`
-/// is this rank. Cannot be in place.
+/// `output[r * bytes ..]` = the `bytes` bytes at `input[rank * bytes ..]` of rank `r`, for every rank `r`. `rank` is
+/// this rank. Cannot be in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllToAll {
-    /// First byte of the `world * bytes` bytes in every rank's buffer: an offset in bytes, of any alignment.
+    /// Offset of the input (`world * bytes` bytes) in every rank's buffer, in bytes, of any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -107,14 +108,14 @@ impl Kernels {
     /// Combines the inputs of all ranks; every rank gets the whole result.
     ///
     /// # Safety
-    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). The input, and a result at an
-    /// offset or in place, must lie entirely in every rank's buffer. Memory at a [`Target::Address`] must have room for
-    /// the whole result.
+    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). On every rank, the input must lie
+    /// entirely in the buffer, and so must a result at an offset or in place. Memory at a [`Target::Address`] must have
+    /// room for the whole result.
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if loading the code
-    /// or the launch fails. If a peer does not arrive, this call succeeds: once the stream has completed the kernel,
-    /// the [`FaultRecord`](super::FaultRecord) contains the failed wait.
+    /// or the launch fails. If a peer does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once
+    /// the stream has completed the kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
     pub unsafe fn all_reduce(
         &self,
         stream: &Stream,
@@ -143,7 +144,9 @@ impl Kernels {
         let reduce =
             Reduce { input: call.input, output, bytes, target: target_kind as u32, kernel: kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, &buffers, buffers.combining(call.dtype, call.op)?, reduce, share) }
+        unsafe {
+            self.collective(stream, &buffers, buffers.reduce_kernel(call.dtype, call.op)?, reduce, share)
+        }
     }
 
     /// Combines the inputs of all ranks; every rank gets its part of the result.
@@ -164,12 +167,14 @@ impl Kernels {
         let buffers = CollectiveBuffers::checked(kernel, ranks, input, (target, 1), elements)?;
         let bytes = buffers.bytes;
         let input = call.input + bytes * u64::from(ranks.rank);
-        // Rank r reads part r of every rank's buffer. So no other rank reads this rank's part in this rank's buffer,
-        // and the result may overwrite it.
+        // Rank r reads only part r of every rank's input. So no other rank reads the part of this rank's input that the
+        // result overwrites in place.
         let (output, target_kind) = target.output(input);
         let reduce = Reduce { input, output, bytes, target: target_kind as u32, kernel: kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, &buffers, buffers.combining(call.dtype, call.op)?, reduce, bytes) }
+        unsafe {
+            self.collective(stream, &buffers, buffers.reduce_kernel(call.dtype, call.op)?, reduce, bytes)
+        }
     }
 
     /// Gives every rank the bytes of all ranks.
@@ -234,6 +239,9 @@ impl Kernels {
         unsafe { self.collective(stream, buffers, (GATHER, 0), gather, bytes) }
     }
 
+    /// Launches the kernel with index `entry` in unit `unit`. `share` is the number of bytes that the thread blocks of
+    /// one rank handle together.
+    ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce). `P` must be the type of the kernel's second parameter.
     unsafe fn collective<P: Parameter>(
@@ -244,10 +252,10 @@ impl Kernels {
         arguments: P,
         share: u64,
     ) -> Result<(), KernelError> {
-        buffers.note(stream)?;
+        buffers.pin_if_captured(stream)?;
         let function = self.function(unit, entry)?;
-        // Each block waits for the block of the same number on every other rank, so all ranks must launch the same
-        // grid. They do: all ranks pass the same `share`, the number of bytes that a rank's blocks together handle.
+        // Each block waits for the block of the same number on every other rank, so all ranks must launch equally many
+        // blocks. They do, because all ranks pass the same `share`.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(function, &config, (*buffers.ranks, arguments))? };
@@ -256,24 +264,24 @@ impl Kernels {
 
     /// Loads the kernels that combine elements of this type, and the kernel of all-gather and all-to-all. Without this
     /// call, the first launch of a kernel loads it. Loading may wait for running work of the device. If several ranks
-    /// share a device, that work can be a collective kernel that itself waits for the rank that loads. So all of these
-    /// ranks must load before any of them launches.
+    /// share a device, that work can be a collective kernel that itself waits for the rank that loads. So on a shared
+    /// device, all ranks must load before any of them launches.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel
     /// of all-gather and all-to-all is loaded.
     pub fn prepare(&self, dtype: DataType) -> Result<(), KernelError> {
         let _gather = self.function(GATHER, 0)?;
-        match combining(dtype, ReduceOp::Max) {
+        match reduce_kernel(dtype, ReduceOp::Max) {
             Some((unit, entry)) => self.function(unit, entry).map(drop),
             None => Ok(()),
         }
     }
 }
 
-/// Finds the kernel for this type and operation. Returns the index of its unit (PTX module) and its index in that unit.
-/// Returns `None` if there is no such kernel.
-fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
+/// Finds the kernel that combines elements of this type by this operation. Returns the index of its unit (PTX module),
+/// and its index in that unit. Returns `None` if there is no such kernel.
+fn reduce_kernel(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     if !op.allows(dtype) {
         return None;
     }
@@ -290,8 +298,8 @@ fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
 }
 
 impl Target {
-    /// Returns the address or the offset of the result, and which of the two it is. `in_place` is the offset of a
-    /// result in place.
+    /// Returns the address or the offset of the result, and its kind. `in_place` is the offset of the result for
+    /// [`InPlace`](Self::InPlace).
     fn output(self, in_place: u64) -> (u64, TargetKind) {
         match self {
             Self::InPlace => (in_place, TargetKind::Own),
@@ -316,14 +324,14 @@ struct CollectiveBuffers<'a> {
 }
 
 impl<'a> CollectiveBuffers<'a> {
-    /// Makes the buffers of an input of `of` parts and a result of `out` parts, each of `elements` elements. Fails if
-    /// no kernel supports `ranks`, or if a result at an offset would overlap the input. Also fails if the input's
-    /// offset plus the length of `world` parts is 2^56 bytes or more.
+    /// Describes an input of `input_parts` parts and a result of `result_parts` parts, each of `elements` elements.
+    /// Fails if no kernel supports `ranks`, or if a result at an offset would overlap the input. Also fails if the
+    /// input's offset plus the length of `world` parts is 2^56 bytes or more.
     fn checked(
         kernel: Kernel,
         ranks: &'a Ranks,
-        (input, of): (u64, u32),
-        (target, out): (Target, u32),
+        (input, input_parts): (u64, u32),
+        (target, result_parts): (Target, u32),
         (elements, dtype): (u64, DataType),
     ) -> Result<Self, KernelError> {
         ranks.check(kernel)?;
@@ -333,7 +341,7 @@ impl<'a> CollectiveBuffers<'a> {
         // into 64 bits, so the length must be below 2^56.
         let fits = all.and_then(|all| input.checked_add(all)).is_some_and(|end| end < 1 << 56);
         let bytes = bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })?;
-        let (read, written) = (bytes * u64::from(of), bytes * u64::from(out));
+        let (read, written) = (bytes * u64::from(input_parts), bytes * u64::from(result_parts));
         if let Target::Offset(output) = target {
             let apart = output.checked_add(written).is_some_and(|end| end <= input) || output >= input + read;
             if !apart {
@@ -343,15 +351,15 @@ impl<'a> CollectiveBuffers<'a> {
         Ok(Self { kernel, ranks, input, target, bytes, read, written })
     }
 
-    /// Finds the kernel for this type and operation, as [`combining`] does.
-    fn combining(&self, dtype: DataType, op: ReduceOp) -> Result<(usize, usize), KernelError> {
+    /// Returns the result of [`reduce_kernel`], or an error that names the collective.
+    fn reduce_kernel(&self, dtype: DataType, op: ReduceOp) -> Result<(usize, usize), KernelError> {
         let kernel = self.kernel;
-        combining(dtype, op).ok_or_else(|| KernelError::NotCombined { kernel, dtype, op: op.to_string() })
+        reduce_kernel(dtype, op).ok_or_else(|| KernelError::NotCombined { kernel, dtype, op: op.to_string() })
     }
 
-    /// Pins this rank's memory that the launch uses, if a graph captures the launch. Memory at an offset is pinned
-    /// only if the array of buffers is registered ([`own_buffer`]).
-    fn note(&self, stream: &Stream) -> cuda_driver::Result<()> {
+    /// If `stream` captures, pins for the graph the memory of this rank that the launch uses. Memory at an offset is
+    /// pinned only if the array at [`Ranks::buffers`] is registered (see [`own_buffer`]).
+    fn pin_if_captured(&self, stream: &Stream) -> cuda_driver::Result<()> {
         let Self { input, read, written, .. } = *self;
         let own = |offset: u64, bytes: u64| {
             let base = own_buffer(self.ranks.buffers)?;

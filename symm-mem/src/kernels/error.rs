@@ -12,7 +12,7 @@ use super::{Kernel, MOST_RANKS, WaitKind};
 pub struct Late {
     /// The kernel that waited; `None` if the fault record has a kernel number that this crate does not know.
     pub kernel: Option<Kernel>,
-    /// The condition that it waited for.
+    /// The condition for which the kernel waited.
     pub waiting: WaitKind,
     /// The rank that did not send its signal ([`WaitKind::Signal`]), or did not consume the previous signal of the
     /// waiting rank ([`WaitKind::Room`]).
@@ -91,12 +91,12 @@ pub enum KernelError {
         /// The number of elements in the call; for all-gather and all-to-all, the number of bytes.
         elements: u64,
     },
-    /// The type cannot be combined by this operation.
+    /// No kernel combines elements of this type by this operation.
     #[error("{kernel} does not combine {dtype} to the {op}")]
     NotCombined {
         /// The kernel.
         kernel: Kernel,
-        /// The type.
+        /// The data type.
         dtype: DataType,
         /// The operation.
         op: String,
@@ -124,7 +124,7 @@ pub enum KernelError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// A kernel that cannot work in place was called in place.
+    /// A collective that does not support [`Target::InPlace`](super::Target::InPlace) was called with it.
     #[error("{kernel} cannot work in place: it would overwrite data that other ranks still read")]
     NotInPlace {
         /// The kernel.

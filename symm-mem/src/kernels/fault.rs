@@ -1,4 +1,4 @@
-//! Fault records: a kernel that gives up writes a record into host memory.
+//! Fault records: a kernel that [gives up](super) writes a record of its failed wait into host memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl WaitKind {
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
-/// The record's layout, that of the structure `Fault` in `kernels/ranks.cuh`.
+/// The layout of a fault record, that of the structure `Fault` in `kernels/ranks.cuh`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct FaultLayout {
@@ -39,10 +39,10 @@ pub(super) struct FaultLayout {
     pub(super) waited_ns: AtomicU64,
 }
 
-/// The record into which the kernels of one rank write their first failure: pinned host memory, which the host may
-/// read at any time.
+/// The record into which the first kernel of a rank that [gives up](crate::kernels) writes its failed wait: pinned host
+/// memory, which the host may read at any time.
 ///
-/// Keep the record until all kernels that got its address have ended. A failure stays in the record until
+/// Keep the record until all kernels that got its address have ended. A failed wait stays in the record until
 /// [`clear`](Self::clear). Before a rank clears its record:
 /// - The kernels of all ranks must have ended.
 /// - All [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed. Once a kernel has given up,
@@ -75,7 +75,7 @@ impl FaultRecord {
         self.ptr
     }
 
-    /// Returns the failure, or `None` if none was written. Makes no driver call.
+    /// Returns the failed wait, or `None` if the record is empty. Makes no driver call.
     #[must_use]
     pub fn read(&self) -> Option<Late> {
         let layout = self.layout();
@@ -93,7 +93,7 @@ impl FaultRecord {
         })
     }
 
-    /// Fails if a kernel has given up. Call it after waiting for the stream.
+    /// Fails if a kernel has given up. Call this function after waiting for the stream.
     ///
     /// # Errors
     /// [`KernelError::Late`], if a kernel has given up.
@@ -101,7 +101,7 @@ impl FaultRecord {
         self.read().map_or(Ok(()), |late| Err(KernelError::Late(late)))
     }
 
-    /// Empties the record. See [`FaultRecord`] for the conditions.
+    /// Empties the record. [`FaultRecord`] describes the conditions.
     pub fn clear(&self) {
         self.layout().written.store(0, Ordering::Release);
     }

@@ -13,14 +13,15 @@ use crate::lock::lock;
 /// The kernels of a context. A handle, cheap to clone; the kernels are unloaded when the last handle is dropped.
 ///
 /// # What a launch asks of the caller
-/// Every launch is `unsafe`, because no type can check the work of the device. The caller of a launch promises the
-/// following while the launch runs, and for every launch of a graph that captured it:
+/// Every launch is `unsafe`, because no type can check the work of the device. The caller promises that the following
+/// is true until the kernel has completed. If a graph captures the kernel, it must be true in every run of the graph:
 /// - **Ranks**: [`Ranks`] is correct. It has two arrays of `world` addresses, one of buffers and one of pads. Each pad
 ///   has the length of [`PadLayout::bytes`](super::PadLayout::bytes), is aligned to 128 bytes, and is zero before the
 ///   first kernel. The fault record is the rank's own [`FaultRecord`](super::FaultRecord). The stream's device may read
 ///   and write all of this memory.
-/// - **Order**: launches that use the same channels of the same pads are ordered on each rank: on one stream, or by
-///   events. All collectives use the same channels, so on each rank only one collective may run at a time.
+/// - **Order**: launches that use the same [channels](super::PadLayout) of the same pads are ordered on each rank: on
+///   one stream, or by events. All collectives use the same channels, so on each rank only one collective may run at a
+///   time.
 /// - **Life**: this handle, or a clone of it, stays alive.
 /// - **Progress**: the ranks' kernels can run at the same time. If ranks share a device, it must have room for the
 ///   thread blocks of all their kernels at once.
@@ -40,9 +41,9 @@ struct LoadedKernels {
 static LOADED: Mutex<Vec<Weak<LoadedKernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// Returns the kernels of a context. If they are not loaded, this call loads the signal kernels, which takes
-    /// milliseconds. Each other unit (PTX module) is loaded by the first launch of one of its kernels, or by
-    /// [`prepare`](Self::prepare).
+    /// Returns the kernels of a context. If there are none yet, this call loads the kernels of barrier, put and wait,
+    /// which takes milliseconds. Each other unit (PTX module) is loaded by the first launch of one of its kernels, or
+    /// by [`prepare`](Self::prepare).
     ///
     /// # Errors
     /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.
@@ -72,12 +73,12 @@ impl Kernels {
 
     /// Returns the functions of a unit, in the order of its entries. The first call for a unit loads it.
     fn unit(&self, unit: usize) -> Result<&[Function], KernelError> {
-        let place = &self.inner.units[unit];
-        if let Some(functions) = place.get() {
+        let cell = &self.inner.units[unit];
+        if let Some(functions) = cell.get() {
             return Ok(functions);
         }
         let _loading = lock(&self.inner.loading);
-        if let Some(functions) = place.get() {
+        if let Some(functions) = cell.get() {
             return Ok(functions);
         }
         // If a capture is open, loading must neither join it nor invalidate it.
@@ -87,7 +88,7 @@ impl Kernels {
         let module = Module::load_ptx(context, unit.ptx(), &JitOptions::new())?;
         let functions = unit.entries.iter().map(|name| module.function(name));
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
-        Ok(place.get_or_init(|| functions))
+        Ok(cell.get_or_init(|| functions))
     }
 
     pub(super) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
@@ -108,13 +109,14 @@ impl Ranks {
         self.check_rank(kernel, "as", rank)
     }
 
+    /// Rejects a rank that the group does not have. `role` is its role in the call, for the error.
     pub(super) fn check_rank(
         &self,
         kernel: Kernel,
-        what: &'static str,
+        role: &'static str,
         rank: u32,
     ) -> Result<(), KernelError> {
         let world = self.world;
-        if rank < world { Ok(()) } else { Err(KernelError::NoSuchRank { kernel, what, rank, world }) }
+        if rank < world { Ok(()) } else { Err(KernelError::NoSuchRank { kernel, what: role, rank, world }) }
     }
 }

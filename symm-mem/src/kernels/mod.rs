@@ -1,26 +1,28 @@
 //! Device code that works on the memory of all ranks: signals between ranks, and collectives.
 //!
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
-//! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
-//! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
+//! mapped on that rank's device. A [signal pad](PadLayout) is the memory through which a rank receives signals. Kernels
+//! run on the caller's stream, eagerly or captured, and synchronize through the pads.
+//!
+//! Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
 //! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. From then on,
-//! that rank's kernels do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads and
-//! [clear](FaultRecord::clear) the records.
+//! other kernels of that rank that wait on the same pad end too, and later ones do nothing. To recover, wait until the
+//! kernels of all ranks have ended. Then zero all pads and [clear](FaultRecord::clear) the records.
 //!
 //! | module | contents |
 //! |---|---|
 //! | root | [`Ranks`], [`Kernels`] and its launches, [`KernelError`] |
 //! | `pad` | [`PadLayout`]: the words of a signal pad |
 //! | `fault` | [`FaultRecord`]: the record of a kernel that gave up |
-//! | `code` | the PTX of the crate |
+//! | `code` | the PTX of the kernels |
 //! | `load` | a context's kernels, loaded once |
 //! | `own` | finds this rank's own buffer, so that a graph can pin it |
 //! | `signals` | the launches of barrier, put and wait |
 //! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
 //! | `twins` (feature `twins`) | host functions in place of the kernels, for the simulated devices of `gpu_sim` |
 //!
-//! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler, because
-//! the crate contains the PTX.
+//! The sources are CUDA C++ in the crate's folder `kernels/`; `cargo xtask codegen kernels` compiles them. Users need
+//! no compiler, because the crate contains the PTX.
 
 mod arguments;
 mod code;
@@ -57,11 +59,11 @@ pub const MOST_RANKS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Ranks {
-    /// Address of an array of [`world`](Self::world) addresses (u64), in memory that the device reaches. Each entry is
-    /// the start of one rank's buffer, as this rank's device sees it.
+    /// Address of an array of [`world`](Self::world) addresses (u64), in memory that this rank's device can read. Entry
+    /// `r` is the address at which this device reaches the buffer of rank `r`.
     pub buffers: DevicePtr,
-    /// Address of an array like that of [`buffers`](Self::buffers), with the addresses of the ranks' signal pads. A pad
-    /// is [`PadLayout::bytes`] long, zero at first, and aligned to 128 bytes.
+    /// Address of a like array with the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero
+    /// at first, and aligned to 128 bytes.
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,
@@ -71,8 +73,8 @@ pub struct Ranks {
     pub rank: u32,
     /// Number of ranks, at most [`MOST_RANKS`].
     pub world: u32,
-    /// Longest duration of each wait inside a kernel, in nanoseconds of the device's clock. If it is 0, every launch
-    /// is refused.
+    /// Deadline of each wait inside a kernel: its longest duration, in nanoseconds of the device's clock. If it is 0,
+    /// every launch is refused.
     pub deadline_ns: u64,
 }
 
@@ -91,11 +93,11 @@ pub enum Kernel {
     PutSignal = 2,
     /// One rank waits for another's signal.
     WaitSignal = 3,
-    /// Every rank combines the inputs of all.
+    /// Every rank combines the whole inputs of all.
     AllReduceOneShot = 4,
-    /// Every rank combines its slice of all inputs, and writes the result to all ranks.
+    /// Every rank combines its slice of the inputs of all, and writes the result to all ranks.
     AllReduceTwoShot = 5,
-    /// Every rank combines its part of all inputs.
+    /// Every rank combines its part of the inputs of all.
     ReduceScatter = 6,
     /// Every rank gets the inputs of all.
     AllGather = 7,

@@ -1,7 +1,8 @@
 //! Finds this rank's buffer by the device address of an array that contains the addresses of all ranks' buffers.
 //!
-//! A captured kernel gets the array's address and an offset as arguments. To pin this rank's buffer for the graph, the
-//! launch must find the buffer by the array's address. So code that creates an array registers it here.
+//! A captured kernel gets the array's address and an offset as arguments. To pin this rank's buffer for the graph (to
+//! keep the memory while the graph exists), the launch must find the buffer by the array's address. So code that
+//! creates an array registers it here.
 
 use std::{
     collections::BTreeMap,

@@ -4,8 +4,8 @@
 /// Size of a cache line in bytes; the parts of a pad are aligned to it.
 pub(super) const LINE: usize = 128;
 
-/// The layout of a rank's signal pad, in words of 32 bits. A pad is memory of its rank's device that the devices of
-/// all ranks read and write.
+/// The layout of a rank's signal pad, in words of 32 bits. A pad is memory on its rank's device that the devices of all
+/// ranks read and write. A *channel* is a set of words, one for each rank that sends signals to the pad's rank.
 ///
 /// | words | use |
 /// |---|---|
@@ -13,7 +13,7 @@ pub(super) const LINE: usize = 128;
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel per thread block |
 /// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
-/// Each pair of a channel and a source rank has one word, at index `world * channel + source` of the pad, as in
+/// The word of a channel for signals from rank `source` has the index `world * channel + source` in the pad, as in
 /// PyTorch's pads. The channels of collective kernels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A
 /// kernel of the source rank puts a signal: it waits until the word is 0, then sets the word to 1. A kernel of the
 /// pad's rank consumes the signal: it waits until the word is 1, then resets the word to 0. So on one channel, at most

@@ -15,20 +15,21 @@ const PUT: usize = 1;
 const WAIT: usize = 2;
 
 impl Kernels {
-    /// Synchronizes all ranks on a channel: writes that precede the barrier on a rank's stream are visible to all ranks
-    /// after the barrier.
+    /// Synchronizes all ranks on a [channel](PadLayout): writes that precede the barrier on a rank's stream are visible
+    /// to all ranks after the barrier.
     ///
-    /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for puts
-    /// and waits, the two ranks of each pair must launch their barriers, puts and waits in matching order: a barrier
-    /// matches a barrier, and a put of one rank matches a wait of the other.
+    /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for
+    /// [`put_signal`](Self::put_signal) and [`wait_signal`](Self::wait_signal), the two ranks of each pair must launch
+    /// their barriers, puts and waits in matching order: a barrier matches a barrier, and a put of one rank matches a
+    /// wait of the other.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from the launch. If a peer
-    /// does not arrive, the [`FaultRecord`](super::FaultRecord) contains the failed wait once the stream has completed
-    /// the kernel.
+    /// does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once the stream has completed the
+    /// kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;
@@ -39,9 +40,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Signals rank `to` on a channel: writes that precede the signal on this stream are visible to rank `to` after its
-    /// [`wait_signal`](Self::wait_signal). The kernel first waits until rank `to` has consumed this rank's previous
-    /// signal on the channel.
+    /// Signals rank `to` on a [channel](PadLayout): writes that precede the signal on this stream are visible to rank
+    /// `to` after its [`wait_signal`](Self::wait_signal). The kernel first waits until rank `to` has consumed this
+    /// rank's previous signal on the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
@@ -59,7 +60,8 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::PutSignal, PUT, "to"), to, channel) }
     }
 
-    /// Waits for a signal of rank `from` on a channel, and resets the signal's word to 0.
+    /// Waits for a signal of rank `from` on a [channel](PadLayout), and consumes it: resets its word in this rank's pad
+    /// to 0.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
@@ -77,18 +79,20 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::WaitSignal, WAIT, "from"), from, channel) }
     }
 
+    /// Launches `kernel`, which has the index `entry` in its unit. `role` is the role of `peer`, for errors.
+    ///
     /// # Safety
     /// As [`put_signal`](Self::put_signal).
     unsafe fn signal(
         &self,
         stream: &Stream,
         ranks: &Ranks,
-        (kernel, entry, what): (Kernel, usize, &'static str),
+        (kernel, entry, role): (Kernel, usize, &'static str),
         peer: u32,
         channel: u32,
     ) -> Result<(), KernelError> {
         ranks.check(kernel)?;
-        ranks.check_rank(kernel, what, peer)?;
+        ranks.check_rank(kernel, role, peer)?;
         check_channel(kernel, channel)?;
         let function = self.function(SIGNALS, entry)?;
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.

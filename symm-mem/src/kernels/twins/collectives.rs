@@ -1,4 +1,4 @@
-//! Host functions that stand in for the kernels of `gather.cu` and `reduce.cu` on the embedded device of `gpu-sim`.
+//! Twins of the kernels in `gather.cu` and `reduce.cu`.
 
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::{Element, Launch, Op, reduce};
@@ -11,9 +11,9 @@ use super::{
 use crate::kernels::arguments::{Gather, Reduce, TargetKind, VEC16_BYTES, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// Calls `block` for every thread block of a kernel, one after the other, with the addresses of the ranks' buffers and
+/// Calls `block` for every thread block of a launch, one after the other, with the addresses of the ranks' buffers and
 /// the number of the thread block. Before and after each call, synchronizes with the thread block of the same number on
-/// all other ranks. Stops once the kernel has given up: a synchronization failed, or `block` returned false. Calls
+/// all other ranks. Stops once the kernel has given up: a synchronization failed, or `block` returned false. Does
 /// nothing if an earlier kernel of this rank has given up.
 fn blocks(
     launch: &Launch<'_>,
@@ -25,8 +25,8 @@ fn blocks(
         let bases = peers.buffers()?;
         for number in 0..launch.grid[0] {
             let channel = PadLayout::USER_CHANNELS + number;
-            // The kernel has given up, so the remaining blocks do not run. On a GPU, all blocks run at the same time:
-            // the remaining ones read the gave-up flag while they wait, and end once it is set.
+            // If the kernel has given up, the remaining blocks do not run. On a GPU, all blocks run at the same time:
+            // the other ones read the gave-up word of the pad while they wait, and end once it is set.
             if !(peers.meet(channel)? && block(peers, &bases, number)? && peers.meet(channel)?) {
                 return Ok(false);
             }
@@ -70,33 +70,33 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
             let own = bases[rank as usize];
             let is_target = |target_kind: TargetKind| arguments.target == target_kind as u32;
             let vecs = arguments.bytes.div_ceil(VEC16_BYTES);
-            let (places, (first, end)) = if is_target(TargetKind::Everywhere) {
-                let places: Vec<u64> = bases.iter().map(|base| base + arguments.output).collect();
-                (places, share_of(vecs, rank, peers.ranks.world))
+            let (outputs, (first, end)) = if is_target(TargetKind::Everywhere) {
+                let outputs: Vec<u64> = bases.iter().map(|base| base + arguments.output).collect();
+                (outputs, share_of(vecs, rank, peers.ranks.world))
             } else {
                 let base = if is_target(TargetKind::Address) { 0 } else { own };
                 (vec![base + arguments.output], (0, vecs))
             };
             let part = share_of(end - first, block, launch.grid[0]);
-            let (mut row, end) = (first + part.0, first + part.1);
-            while row < end {
-                let next = (row + u64::from(launch.block[0])).min(end);
-                let (start, stop) = range((row, next), arguments.bytes);
+            let (mut row_start, end) = (first + part.0, first + part.1);
+            while row_start < end {
+                let row_end = (row_start + u64::from(launch.block[0])).min(end);
+                let (start, stop) = range((row_start, row_end), arguments.bytes);
                 let combined = combined(launch, bases, arguments.input + start, stop - start, (element, op))?;
                 if is_target(TargetKind::OntoInput) && !peers.meet(PadLayout::USER_CHANNELS + block)? {
                     return Ok(false);
                 }
-                for place in &places {
-                    launch.exec.view(place + start, stop - start, Access::WRITE)?.write(0, &combined);
+                for output in &outputs {
+                    launch.exec.view(output + start, stop - start, Access::WRITE)?.write(0, &combined);
                 }
-                row = next;
+                row_start = row_end;
             }
             Ok(true)
         })
     }
 }
 
-/// Reduces the `bytes` bytes at offset `at` of all ranks' buffers, and returns the result.
+/// Combines the `bytes` bytes at offset `at` of all ranks' buffers, and returns the result.
 fn combined(
     launch: &Launch<'_>,
     bases: &[u64],

@@ -32,23 +32,23 @@ use super::{Kernel, Ranks};
 /// ```
 pub fn register(world: &World) {
     let ranks = size_of::<Ranks>();
-    let entry = |unit: usize, entry: usize| UNITS[unit].entries[entry];
-    world.register_kernel(entry(SIGNALS, 0), &[ranks, 4], |launch| {
+    let name = |unit: usize, entry: usize| UNITS[unit].entries[entry];
+    world.register_kernel(name(SIGNALS, 0), &[ranks, 4], |launch| {
         Peers::enter(launch, Kernel::Barrier, |peers| peers.meet(launch.u32(1)?))
     });
-    world.register_kernel(entry(SIGNALS, 1), &[ranks, 4, 4], |launch| {
+    world.register_kernel(name(SIGNALS, 1), &[ranks, 4, 4], |launch| {
         Peers::enter(launch, Kernel::PutSignal, |peers| peers.put(launch.u32(1)?, launch.u32(2)?))
     });
-    world.register_kernel(entry(SIGNALS, 2), &[ranks, 4, 4], |launch| {
+    world.register_kernel(name(SIGNALS, 2), &[ranks, 4, 4], |launch| {
         Peers::enter(launch, Kernel::WaitSignal, |peers| peers.wait(launch.u32(1)?, launch.u32(2)?))
     });
-    world.register_kernel(entry(GATHER, 0), &[ranks, size_of::<Gather>()], collectives::gather);
+    world.register_kernel(name(GATHER, 0), &[ranks, size_of::<Gather>()], collectives::gather);
     let elements: [_; ELEMENTS.len()] = [I8, U8, I32, U32, I64, U64, F16, Bf16, F32, F64];
     let operations: [_; OPERATIONS.len()] = [Sum, Prod, Max, Min, Avg];
     for (unit, element) in (REDUCE..).zip(elements) {
         for (kernel, op) in operations.into_iter().enumerate() {
             let twin = collectives::reducing(element, op);
-            world.register_kernel(entry(unit, kernel), &[ranks, size_of::<Reduce>()], twin);
+            world.register_kernel(name(unit, kernel), &[ranks, size_of::<Reduce>()], twin);
         }
     }
 }

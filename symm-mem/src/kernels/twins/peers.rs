@@ -12,11 +12,13 @@ use super::parameter;
 use crate::kernels::fault::FaultLayout;
 use crate::kernels::{Kernel, PadLayout, Ranks, WaitKind};
 
-/// The result of a signal or a wait. `Ok(true)`: the kernel continues. `Ok(false)`: the kernel has given up. `Err`: the
-/// access to memory or the wait failed, and the launch fails with this fault.
+/// The result of a signal or a wait:
+/// - `Ok(true)`: the kernel continues.
+/// - `Ok(false)`: the kernel has [given up](crate::kernels).
+/// - `Err`: an access to memory or the wait itself failed, and the launch fails with this fault.
 pub(super) type SignalResult = Result<bool, Fault>;
 
-/// The ranks' memory, as described by the first parameter of a launch.
+/// The ranks' memory, as the [`Ranks`] of a launch (its first parameter) describes it.
 pub(super) struct Peers<'a> {
     launch: &'a Launch<'a>,
     pub(super) ranks: Ranks,
@@ -25,7 +27,8 @@ pub(super) struct Peers<'a> {
 }
 
 impl Peers<'_> {
-    /// Runs `twin` with the memory that the launch describes. Runs nothing if a kernel of this rank has given up.
+    /// Runs `twin` with the memory that the launch describes. Does nothing if a kernel of this rank has given up
+    /// before.
     pub(super) fn enter(
         launch: &Launch<'_>,
         kernel: Kernel,
@@ -91,6 +94,8 @@ impl Peers<'_> {
         Ok(true)
     }
 
+    /// Waits until the word in `view` has the value that `waits` expects, and changes it from 0 to 1 or from 1 to 0.
+    /// Gives up at the deadline.
     fn flip(&self, waits: WaitKind, view: View, peer: u32, channel: u32) -> SignalResult {
         let word = view.atomic_u32(0)?;
         let (from, to) = match waits {
@@ -117,6 +122,7 @@ impl Peers<'_> {
         }
     }
 
+    /// Sets the gave-up word. Writes the fault record if the word was 0.
     fn give_up(&self, waits: WaitKind, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
         if self.gave_up_word()?.atomic_u32(0)?.swap(1, Ordering::SeqCst) != 0 {
             return Ok(());
