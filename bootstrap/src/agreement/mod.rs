@@ -82,6 +82,7 @@ mod messages;
 mod place;
 mod protocol;
 mod register;
+mod retry;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -99,7 +100,8 @@ pub use memory::Memory;
 pub use messages::{read_decision, read_verdict, refusal};
 pub use place::{Place, Waiting, verdict_key};
 pub use protocol::{Absence, Decision, PlainProtocol, Protocol, Report};
-pub use session::{Failed, RETRY_FLOOR, end_wait, execute, leave, run};
+pub use retry::Retry;
+pub use session::{Failed, end_wait, execute, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
 

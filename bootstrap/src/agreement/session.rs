@@ -11,6 +11,7 @@ use super::{
     place::{outcomes, records, result_key},
     protocol::Protocol,
     register::{self, Running},
+    retry::Retry,
     vote::{Answer, Gone, Request},
 };
 use crate::{
@@ -19,13 +20,11 @@ use crate::{
 };
 
 /// While a member waits for a result, [`run`] checks the object at intervals. This is the first interval. It is also
-/// the pause before a retry, and the interval of the checks in [`Session::stay`].
+/// the interval of the checks in [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest interval between two checks of the object in a wait. The intervals double up to this one, because each
 /// interval costs requests to the store.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The shortest time, counted from the first error of a request, for which a member in doubt repeats the request.
-pub const RETRY_FLOOR: Duration = Duration::from_secs(5);
 /// The longest time that a member waits, after a failure or refusal, until the other members have read the result.
 const STAY_LIMIT: Duration = Duration::from_secs(3);
 
@@ -187,12 +186,12 @@ impl Session<'_> {
 
     /// Sends a request to the store, and returns the answer. After an error, there are three cases:
     /// - [`StoreError::Taken`]: returns [`Answer::Taken`].
-    /// - The error is temporary, and `retry_until` is given: repeats the request while the object goes on, until
-    ///   this time on the clock of the state machine, and for at least [`RETRY_FLOOR`] after the first error.
+    /// - The error is temporary, and `retry_until` is given: repeats the request while the object goes on, as
+    ///   long as [`Retry`] says. `retry_until` is a time on the clock of the state machine.
     /// - Otherwise, or after the last repetition: stores the error in `failure`, and returns [`Answer::StoreFailed`],
     ///   or [`Answer::Unsent`] if the store rejected the value of a post.
     fn ask(&mut self, request: &Request, retry_until: Option<Duration>, object: &dyn Object) -> Answer {
-        let mut first_failed = None;
+        let mut retry = Retry::default();
         loop {
             let error = match self.attempt(request, object) {
                 Ok(answer) => return answer,
@@ -205,14 +204,12 @@ impl Session<'_> {
                 }
                 Err(error) => error,
             };
-            let now = self.begun.elapsed();
-            let floor = *first_failed.get_or_insert(now) + RETRY_FLOOR;
-            let is_late = retry_until.is_none_or(|until| now >= until.max(floor));
-            if is_late || !may_pass(&error) || object.check().is_err() {
+            let is_due = retry.is_due(self.begun.elapsed(), retry_until);
+            if !is_due || !may_pass(&error) || object.check().is_err() {
                 self.failure = Some(error);
                 return Answer::StoreFailed;
             }
-            runtime::sleep(POLL_INTERVAL);
+            runtime::sleep(Retry::PAUSE);
         }
     }
 

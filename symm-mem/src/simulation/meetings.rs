@@ -76,7 +76,6 @@ impl World {
             record_prefix: None,
             waits: false,
             request_code: 0,
-            failing_since: None,
         });
         self.answer(rank, token, Answer::Start)
     }

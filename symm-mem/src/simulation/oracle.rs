@@ -3,7 +3,7 @@
 //! - Every live rank ends its program.
 //! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline: the sum of the least
 //!   time limits of all actions after a decision and of the waits for their outcomes. A rank that loses the store may
-//!   repeat its requests for [`RETRY_FLOOR`] longer. Exception: the trouble stops the rank.
+//!   repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
 //! - Members of a meeting get the same result, except those that [lose the store](super::lost).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
@@ -29,7 +29,7 @@
 
 use std::collections::BTreeMap;
 
-use bootstrap::agreement::RETRY_FLOOR;
+use bootstrap::agreement::Retry;
 
 use super::{
     results::{Ended, Kind, Meeting, MeetingResult},
@@ -151,7 +151,7 @@ impl World {
         };
         for it in ended {
             // A rank that is in doubt waits at least this long for the store to answer again.
-            let retries = if self.loses_store(it.rank) { RETRY_FLOOR.as_micros() as u64 } else { 0 };
+            let retries = if self.loses_store(it.rank) { Retry::FLOOR.as_micros() as u64 } else { 0 };
             // An agreement on a length may take longer: a rank whose patience (the time for which it waits for missing
             // members) has ended searches for a circle of waits. It reads the waits of all ranks from the store twice
             // (`look`), and twice more if the two reads differ.

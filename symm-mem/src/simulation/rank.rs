@@ -183,8 +183,6 @@ pub(super) struct Task {
     /// The code of the state machine's last request, see [`Want::code`](super::work::Want::code). [`Rank::code`]
     /// contains it.
     pub(super) request_code: u64,
-    /// The time of the first failure of the current store request, on the simulation's clock in µs.
-    pub(super) failing_since: Option<u64>,
 }
 
 pub(super) struct Rank {

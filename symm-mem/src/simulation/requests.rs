@@ -7,7 +7,7 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{self, Answer, execute},
+    agreement::{self, Answer, Retry, execute},
     store::{
         Deadline, Store, StoreError,
         machine::{Call, Reply, Request},
@@ -64,6 +64,8 @@ pub(super) struct Asked {
     /// One entry for each ended call of the request. `None`: the deadline of the call has passed. `Some(None)`: the
     /// store has served the call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.
     pub(super) replies: Vec<Option<Option<Reply>>>,
+    /// Decides whether the rank repeats the request after a failure.
+    pub(super) retry: Retry,
 }
 
 /// The result of [`Asked::progress`].

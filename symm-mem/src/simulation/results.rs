@@ -202,7 +202,7 @@ impl MeetingResult {
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
             MeetingResult::Commit(Err(_)) if is_timeout => 0,
-            // 100 ms: the last repetition of a failed request begins at most `RETRY_INTERVAL` (50 ms) after the rank's
+            // 100 ms: the last repetition of a failed request begins at most `Retry::PAUSE` (50 ms) after the rank's
             // time limit for repetitions, and its messages take less than 50 ms.
             MeetingResult::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             MeetingResult::Length(_) => 0,

@@ -8,7 +8,7 @@
 use std::{mem, time::Duration};
 
 use bootstrap::{
-    agreement::{Answer, Decision, RETRY_FLOOR, read_verdict},
+    agreement::{Answer, Decision, Retry, read_verdict},
     store::machine::{self, Call, ClientId, Failure, client},
 };
 
@@ -21,9 +21,6 @@ use super::{
     world::{Event, World, tell},
 };
 use crate::agreement::{CommitProtocol, RegistrationOutcome, Rejection};
-
-/// The delay before a failed request is made again, in µs.
-const RETRY_INTERVAL: u64 = 50_000;
 
 impl World {
     fn time(&self) -> Duration {
@@ -38,7 +35,7 @@ impl World {
     pub(super) fn ask(&mut self, rank: u32, goal: Goal, request: StoreRequest) -> Result<(), Violation> {
         let until = request.waits_until().map(|until| self.ranks[rank as usize].world_time(until));
         let until = until.map(Duration::from_micros);
-        self.go_on(Asked { rank, goal, request, until, replies: Vec::new() })
+        self.go_on(Asked { rank, goal, request, until, replies: Vec::new(), retry: Retry::default() })
     }
 
     /// Continues a request: makes its next call, or passes its answer on.
@@ -134,13 +131,7 @@ impl World {
 
     fn answered(&mut self, asked: &Asked, answer: Answer) -> Result<(), Violation> {
         match asked.goal {
-            Goal::Meeting(token) => {
-                let state = self.rank(asked.rank);
-                if let Some(task) = state.task.as_mut().filter(|_| state.token == token) {
-                    task.failing_since = None;
-                }
-                self.answer(asked.rank, token, work::Answer::Store(answer))?;
-            }
+            Goal::Meeting(token) => self.answer(asked.rank, token, work::Answer::Store(answer))?,
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
             // The request has set the key that reports to the lender that this rank has closed the lent memory. In
             // production, the lender polls for the key. In the simulation, this event makes the lender check for it.
@@ -151,11 +142,13 @@ impl World {
 
     /// Handles a request whose call gets no answer. If the request belongs to a meeting, schedules its repetition, or
     /// passes `StoreFailed` to the state machine. If the rank's program waits for the request, continues the program.
-    fn lose(&mut self, asked: Asked) {
+    fn lose(&mut self, mut asked: Asked) {
         match asked.goal {
-            Goal::Meeting(token) if self.retries(asked.rank, token) => {
+            Goal::Meeting(token)
+                if asked.retry.is_due(self.time(), self.retries_until(asked.rank, token)) =>
+            {
                 let asked = Asked { replies: Vec::new(), ..asked };
-                self.at(self.now + RETRY_INTERVAL, Event::Repeat(Box::new(asked)));
+                self.at(self.now + Retry::PAUSE.as_micros() as u64, Event::Repeat(Box::new(asked)));
             }
             Goal::Meeting(token) => {
                 self.answer_soon(asked.rank, token, work::Answer::Store(Answer::StoreFailed));
@@ -165,18 +158,14 @@ impl World {
         }
     }
 
-    /// Returns true if a rank repeats a failed store request of its meeting, as in `bootstrap::agreement::run`. Only a
-    /// member in doubt repeats its current request: until its deadline, and for at least [`RETRY_FLOOR`]. It
-    /// [stops](super::rank::Rank::is_over) earlier if its watchdogs have reported a dead member.
-    fn retries(&mut self, rank: u32, token: u64) -> bool {
-        let now = self.now;
-        let state = self.rank(rank);
+    /// Returns the time until which a rank repeats a failed request of its meeting, on the simulation's clock: the
+    /// deadline of the meeting. Returns `None` if the rank does not repeat the request, as it is not in doubt, or the
+    /// request is not its current one, or its watchdogs have [reported](super::rank::Rank::is_over) a dead member.
+    fn retries_until(&self, rank: u32, token: u64) -> Option<Duration> {
+        let state = &self.ranks[rank as usize];
         let current = state.token == token && !state.is_over();
-        let in_doubt = state.task.as_mut().filter(|task| current && task.work.is_in_doubt());
-        in_doubt.is_some_and(|task| {
-            let floor = *task.failing_since.get_or_insert(now) + RETRY_FLOOR.as_micros() as u64;
-            now < floor.max(task.span.begun + task.span.deadline)
-        })
+        let in_doubt = state.task.as_ref().filter(|task| current && task.work.is_in_doubt());
+        in_doubt.map(|task| Duration::from_micros(task.span.begun + task.span.deadline))
     }
 
     /// Handles the arrival of a piece at the store: executes the requests that are complete, and sends the answers.
