@@ -17,7 +17,8 @@ use super::{
 /// messages of a group, [`kernels`](crate::kernels), and transfers of an [`exchange`](crate::exchange). Declare a
 /// capture in these cases:
 /// - Only the program's own kernels use some of the blocks, so this library does not see the use.
-/// - Another library has begun the capture.
+/// - Another library has begun the capture. If it captures work of this library on the pool's memory without a
+///   declaration, the memory of the pool is never freed.
 /// - The pool must not grow during the capture.
 ///
 /// A declaration does not pin the blocks of a caching allocator that gets its segments from this pool

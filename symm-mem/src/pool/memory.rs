@@ -10,7 +10,7 @@
 //! enqueues work into a capture pins the blocks that this work uses ([`MemoryOwner::used_by_graph`]). The graph and its
 //! executables own the pin. If another library began the capture, its graph cannot own a pin. Then the memory is added
 //! to the pins of all declared captures ([`PoolCapture`](crate::PoolCapture)) in progress. If none is in progress, the
-//! memory is pinned forever.
+//! memory is pinned forever, and even the drop of the last owner does not free the segments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -402,11 +402,12 @@ impl DerefMut for Arena<'_> {
 
 impl Drop for PoolMemory {
     fn drop(&mut self) {
-        if let Some(LockedState { arena, .. }) =
+        if let Some(LockedState { arena, pins }) =
             self.locked.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
-            if !self.dropped_on.wait() {
-                // Work on the memory may still run, so the memory is never released.
+            if pins.used.contains_key(&FOR_GOOD) || !self.dropped_on.wait() {
+                // A graph may be launched at any time, or work on the memory may still run. So the memory is never
+                // released.
                 return std::mem::forget(arena);
             }
             // An error of the segments' source is ignored, because the release cannot be repeated.

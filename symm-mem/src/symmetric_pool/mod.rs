@@ -293,9 +293,11 @@ impl SymmetricPool {
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
     /// stream of the device may be capturing, and the calling thread must not have an NCCL group open
-    /// (`ncclGroupStart`). Otherwise the commit is refused on all members, and the capture is not affected. Before the
-    /// call, all members must have enqueued the same collectives, and the sender and the receiver of each message must
-    /// have enqueued it.
+    /// (`ncclGroupStart`). Otherwise the commit is refused on all members, and the capture is not affected. Exception:
+    /// a capture of another library that [`is_capturing`](cuda_driver::graph::is_capturing) does not find. Then the
+    /// commit is not refused, and unless that capture is relaxed, it may be invalidated and the commit may fail. Before
+    /// the call, all members must have enqueued the same collectives, and the sender and the receiver of each message
+    /// must have enqueued it.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with

@@ -1,5 +1,6 @@
 //! Helpers of the end-to-end tests and the unit tests.
 
+pub(crate) mod foreign_capture;
 pub(crate) mod intercept;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,7 +7,7 @@ use std::{
 
 use cuda_driver::{
     WaitCondition,
-    graph::{CaptureMode, Graph},
+    graph::CaptureMode,
     sys::{CUresult, CUstreamCaptureMode},
 };
 use process_group::{
@@ -21,6 +21,7 @@ use super::{
     job::{Job, MIB},
     rig::{Machine, PATIENCE, buffer, far},
 };
+use crate::common::foreign_capture::ForeignCapture;
 
 const LENGTH: usize = 1000;
 
@@ -289,17 +290,12 @@ fn a_declared_capture_keeps_the_peers_segment_as_long_as_its_pin() {
         } else {
             job.group.barrier(far()).unwrap();
             let declared = job.pool.begin_capture();
-            let (api, stream) = (rank.context.driver().api(), job.stream.raw());
-            let begin = api.cuStreamBeginCapture_v2().unwrap();
-            let (end, mut graph) = (api.cuStreamEndCapture().unwrap(), std::ptr::null_mut());
-            // SAFETY: the stream is alive; writes one handle, to a local that outlives the call. Nobody else has the
-            // graph, which is not launched.
+            // SAFETY: the stream outlives the capture, and the graph is not launched.
             unsafe {
                 let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-                assert_eq!(begin(stream, mode), CUresult::CUDA_SUCCESS);
+                let capture = ForeignCapture::begin(&rank.context, job.stream.raw(), mode);
                 job.message(other.ptr(), LENGTH).unwrap();
-                assert_eq!(end(stream, &mut graph), CUresult::CUDA_SUCCESS);
-                drop(Graph::from_raw(&rank.context, graph));
+                drop(capture.end().unwrap());
             }
             assert_eq!(job.report(), (1, 0));
             Some(declared.finish())

@@ -5,7 +5,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags};
-use gpu_sim::World;
+use gpu_sim::{Leak, Report, World, WorldError};
 use process_group::{
     ProcessGroup,
     comm::{DataType, Nccl, ReduceOp},
@@ -164,6 +164,17 @@ pub(crate) fn run_seen<T>(
     run_in(machine(size, release), size, prepare, job)
 }
 
+/// Like [`run`], for a job that leaves objects of the driver behind. Returns these objects.
+pub(crate) fn run_leaving(size: u32, release: i32, job: impl Fn(Rank) + Sync) -> Vec<Leak> {
+    let on_threads = |_: &World, ranks: Vec<Rank>| {
+        thread::scope(|scope| ranks.into_iter().for_each(|rank| _ = scope.spawn(|| job(rank))));
+    };
+    match run_until_end(machine(size, release), size, |_| {}, on_threads).1 {
+        Err(WorldError::Unclean(report)) if report.misuse.is_empty() => report.leaks,
+        end => panic!("nothing was left behind, or something was misused: {end:?}"),
+    }
+}
+
 fn machine(size: u32, release: i32) -> gpu_sim::Builder {
     World::builder().devices(size as usize).capacity(256 * MIB).nccl_release(release)
 }
@@ -182,6 +193,18 @@ fn run_in<T>(
     prepare: impl FnOnce(&World),
     job: impl FnOnce(&World, Vec<Rank>) -> T,
 ) -> T {
+    let (result, end) = run_until_end(machine, size, prepare, job);
+    end.expect("nothing is left behind");
+    result
+}
+
+/// Returns the result of the job and that of the world's end.
+fn run_until_end<T>(
+    machine: gpu_sim::Builder,
+    size: u32,
+    prepare: impl FnOnce(&World),
+    job: impl FnOnce(&World, Vec<Rank>) -> T,
+) -> (T, Result<Report, WorldError>) {
     let _turn = turn();
     let world = machine.start().expect("no other world is alive");
     // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
@@ -194,8 +217,7 @@ fn run_in<T>(
     drop((driver, nccl));
     let result = job(&world, ranks);
     process_group::comm::wait_for_dropped(soon());
-    world.finish().expect("nothing is left behind");
-    result
+    (result, world.finish())
 }
 
 /// Joins the ranks of a job, on the first devices of a driver.

@@ -93,6 +93,8 @@ const HAZARDS: &[Entry] = &[
         &[
             "a_pool_that_grows_while_a_stream_captures_registers_nothing_and_keeps_the_blocks",
             "a_pool_that_grows_in_the_capture_of_one_rank_is_told_to_all",
+            "a_pool_that_grows_while_another_library_captures_registers_nothing_and_keeps_the_blocks_for_good",
+            "a_commit_or_a_retirement_leaves_a_capture_of_another_library_as_it_was",
         ],
     ),
     (
@@ -112,6 +114,8 @@ const HAZARDS: &[Entry] = &[
             "a_collective_that_a_stream_captures_pins_its_blocks",
             "what_is_allocated_during_a_capture_stays_until_the_graph_goes",
             "a_segment_is_not_retired_while_a_graph_uses_it_and_outlives_the_pool",
+            "a_capture_that_another_library_began_keeps_its_blocks_as_declared",
+            "a_capture_that_another_library_began_undeclared_keeps_its_blocks_for_good",
         ],
     ),
     ("H8", RETIRE, &["a_block_that_a_graph_uses_is_not_placed_again", "a_graph_keeps_what_it_looked_up"]),
