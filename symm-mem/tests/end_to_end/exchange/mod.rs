@@ -1,5 +1,6 @@
 //! Put and get on the embedded device: ranks as threads, and as processes that die; and on GPUs.
 
+mod captures;
 mod faults;
 mod flows;
 mod hardware;

@@ -13,12 +13,9 @@ use std::sync::{
 
 use cuda_driver::{Driver, Stream, StreamFlags, graph::CaptureMode, sys::Api};
 use gpu_sim::World;
-use process_group::store::{HashStore, Store};
+use process_group::store::Store;
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
-use symm_mem::{
-    Domain, Geometry, SymmetricPool,
-    exchange::{Descriptor, Direction, Memory, Regions, TransferError},
-};
+use symm_mem::exchange::{Descriptor, Direction, Memory, Regions, TransferError};
 
 use super::{LONG, Rank, on_ranks, on_world, options, pattern, threads_on};
 use crate::common::{
@@ -421,34 +418,4 @@ pub(super) fn everyone(rank: &Rank<'_>) {
 #[test]
 fn everyone_transfers_with_everyone() {
     on_ranks(3, options(), everyone);
-}
-
-/// The graph of a transfer keeps the block of a pool that it copies from, after its regions and its owner are gone.
-#[test]
-fn a_captured_transfer_pins_a_pools_block() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    on_ranks(2, options(), |rank| {
-        let domain = Domain::new(store.clone(), 7, rank.rank as u32, 0..2).unwrap();
-        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
-        let pool = SymmetricPool::new(&domain, &rank.context, geometry).unwrap();
-        let block = pool.allocate(4096).unwrap();
-        let (place, memory) = (block.ptr(), Memory::from(&block));
-        rank.write(&memory, &pattern(rank.rank, 0, 4096));
-        let regions = rank.exchange.share_regions("pinned", &[("only", memory)]).unwrap();
-        let graph = (rank.rank == 0).then(|| {
-            let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-            let list = [at((0, 0), (0, 0), 4096)];
-            // SAFETY: the graph is not launched.
-            let _ = unsafe { regions.transfer(Direction::Put, 1, &list, &rank.stream, LONG) }.unwrap();
-            capture.end().unwrap()
-        });
-        (rank.meet)();
-        drop((regions, block));
-        is_free(rank);
-        let again = pool.allocate(4096).unwrap();
-        assert_eq!(again.ptr() == place, rank.rank == 1, "the graph of rank 0 keeps the block");
-        drop((again, graph));
-        assert_eq!(pool.allocate(4096).unwrap().ptr(), place);
-        (rank.meet)();
-    });
 }
