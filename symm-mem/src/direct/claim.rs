@@ -26,9 +26,9 @@ const TAKEN: u64 = 2;
 /// The receiver came first, and has withdrawn its offer.
 const WITHDRAWN: u64 = 3;
 
-/// Returns the content of the shared word. The lower two bits are the state, and the upper bits the number of the
-/// message plus one. The number is needed because later messages reuse the word. It is increased by one because the
-/// word is 0 before its first use.
+/// Returns the value of the shared word for a message in a state. The lower two bits are the state, and the upper bits
+/// the number of the message plus one. The number is needed because later messages reuse the word. It is increased by
+/// one because the word is 0 before its first use.
 fn word(number: u64, state: u64) -> u64 {
     (number + 1) << 2 | state
 }

@@ -18,19 +18,21 @@ pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
     /// The lane's own streams 0 and 1, created on first use. In each call, the lane has a *first stream*:
-    /// - the caller's stream, if this lane is the first one of the call, or if another capture uses stream 0
+    /// - the caller's stream, if this lane is the first one of the call, or if stream 0 belongs to a capture of which
+    ///   the call is not a part
     /// - otherwise stream 0
     ///
-    /// If the lane has [enough chunks](super::rounds::takes_turns) in the call, and no other capture uses stream 1,
-    /// stream 1 is the *second stream*, and the chunks alternate between the first and the second stream.
+    /// If the lane has [enough chunks](super::rounds::takes_turns) in the call, stream 1 is the *second stream*, and
+    /// the chunks alternate between the two. If stream 1 belongs to a capture of which the call is not a part, there is
+    /// no second stream.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,
     /// Event recorded on the second stream, after the lane's last eager chunk there. The first stream waits for this
     /// event before `end` is recorded.
     second_end: Event,
-    /// Streams on which an event could not be recorded after eager work of the lane, because the driver call failed. So
-    /// [`is_idle`](Self::is_idle) queries these streams instead.
+    /// Streams on which an event could not be recorded after eager work of the lane, because the driver call failed.
+    /// [`is_idle`](Self::is_idle) queries these streams in addition to the two events above.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<LaneState>,
@@ -64,7 +66,8 @@ pub(super) struct Chunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
-    /// Number of slots for eager messages, and number of slots for captured messages, which lie behind the others.
+    /// Index 0: number of slots for eager messages. Index 1: number of slots for captured messages, which lie behind
+    /// those for eager messages.
     pub(super) slots: [usize; 2],
 }
 

@@ -14,13 +14,14 @@ pub(super) struct LaneLaunch<'a> {
     pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
     /// A message number. Of the messages that the sender copies into the receiver's buffer, those with lower numbers
-    /// are enqueued, and the others are not. If the launch fails, [`Pushes::fail`] cleans up the others.
+    /// are enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,
 }
 
-/// A chunk or a zero-copy message of a lane. [`PieceKind`] names its kind, and [rounds](super::rounds) explains it.
+/// A chunk or a zero-copy message of a lane. On one rank, a zero-copy message is an offer, and on the other rank a
+/// take, as described in [rounds](super::rounds).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),

@@ -53,7 +53,7 @@ enum FlagPageRefusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
     /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of member
-    /// `rank`. This is the first member of the first of these groups that is not empty:
+    /// `rank`. This is the first member of the first set in this list that is not empty:
     /// - members without a flag page
     /// - members that reported a failure
     /// - members that posted no outcome

@@ -1,8 +1,8 @@
-//! The path of `P2pPolicy::Direct` of process-group: point-to-point messages through symmetric memory and copy engines,
-//! without a NCCL communicator.
+//! The direct path: a transport for the point-to-point messages of a [`ProcessGroup`]. It copies the messages through
+//! symmetric memory by copy engines, without a NCCL communicator.
 //!
-//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on the group's messages use this path:
-//! `send` and `recv`, also in batches. They are enqueued on the caller's streams, and the messages from one rank to
+//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on, every `send` and `recv` of the group
+//! uses this path, in batches too. The messages are enqueued on the caller's streams, and those from one rank to
 //! another are matched in the order of calls. Work handles, the flight recorder, aborts and timeouts work as for
 //! messages through NCCL.
 //!
@@ -67,8 +67,8 @@
 //! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no mapped segment, the message
 //! goes through the [ring](#the-ring), wherever the other buffer lies. The program does not control which end comes
 //! first. So a message is certain to be zero-copy only if both buffers lie in mapped segments. [`Direct::report`] and
-//! the description in [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) show the number of messages of either
-//! kind.
+//! the description in [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) show how many messages were zero-copy
+//! messages, and how many went through the ring.
 //!
 //! If two ranks send each other messages at once, each rank should make one of the two copies. If one rank makes both,
 //! its copies are a write and a read. The driver gives both to one copy engine, which runs them one after the other.
@@ -82,9 +82,9 @@
 //! - a send to the sender for which the sender has not called the receive yet
 //!
 //! If both ranks call at about the same time, this wait makes each of them the second end of one of the two messages.
-//! The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls after the
-//! end of the other rank's wait makes both copies. The sender does not wait if the receiver has never called a receive
-//! from it before, or if the buffer of the last such receive lies in no mapped segment.
+//! The wait takes at most an eighth of the time of the message's copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls
+//! after the end of the other rank's wait makes both copies. The sender does not wait if the receiver has never called
+//! a receive from it before, or if the buffer of the last such receive lies in no mapped segment.
 //!
 //! The ends claim a captured message during the capture, so its first end is the same in all runs of the graph. A rank
 //! that captures after the end of its peer's wait makes both copies in every run. So let the ranks capture at about the
@@ -119,8 +119,8 @@
 //! values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
 //!
 //! If a call has more than two chunks for one peer and direction, they alternate between two streams: one stream copies
-//! while the other one signals and waits. One stream carries all chunks if the ring has only one slot, or if another
-//! capture uses the second stream.
+//! while the other one signals and waits. One stream carries all chunks if the ring has only one slot, or if the second
+//! stream belongs to a capture of which the call is not a part.
 //!
 //! | | |
 //! |---|---|
@@ -142,10 +142,10 @@
 //! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
 //! ring, a large message has many chunks of about 8 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
 //! both directions (two H200). A program that sends large messages through the ring should choose larger slots
-//! ([`DirectOptions::slot_bytes`]) by this table. The table shows times in µs, measured with `lockstep bench p2p` and
-//! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The
-//! device memory includes two more slots, for graphs. For the same messages, NCCL with one communicator and separate
-//! calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
+//! ([`DirectOptions::slot_bytes`]). The table below shows times in µs, measured with `lockstep bench p2p` and four
+//! slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The device
+//! memory includes two more slots, for graphs. For the same messages, NCCL with one communicator and separate calls
+//! takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
 //! |---|---|---|---|
@@ -158,23 +158,29 @@
 //! A send through the ring is done when its last chunk is in the ring. So if the receiver has not called yet, a sender
 //! can send as much data as the ring holds.
 //!
-//! Both ends log a message before they launch it, and the second end compares the two log entries. If the number of
-//! elements or the type differs, or only one end captures the message, the second end ends the group. All members then
-//! get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered.
+//! Both ends log a message before they launch it, and the [second end](#zero-copy-messages) compares the two log
+//! entries. If the number of elements or the type differs, or only one end captures the message, the second end ends
+//! the group. All members then get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a
+//! message is never delivered.
 //!
-//! In each direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A
-//! rank that would be further ahead waits on the host.
+//! In each direction, a rank can call up to 512 messages more than its peer has called, if the device's queues have
+//! room for them. A call of a further message waits on the host.
 //!
-//! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
-//! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. In two other
-//! cases, the messages complete only if no stream blocks another one in a shared hardware queue:
+//! Messages complete in the following two cases, even if streams share hardware queues:
 //!
-//! - The ranks make separate calls in different orders, for example if two ranks first receive, then send.
-//! - One end makes a send and a receive in separate calls. The other end makes both in one batch, and is the second
-//!   end. Zero-copy messages may then wait for each other.
+//! - All ranks make matching batches in the same order. The order of the calls within a batch does not matter.
+//! - All ranks make a separate call for each message, in the same order of messages.
 //!
-//! In these two cases, every stream needs its own hardware queue. This includes the streams that the path creates. If a
-//! device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
+//! In the next two cases, messages complete only if no stream blocks another one in a shared hardware queue:
+//!
+//! - The ranks make separate calls, in orders that differ. For example, each of two ranks first calls the receive of
+//!   the other's message, then the send of its own.
+//! - One rank makes a send and a receive in separate calls, and its peer makes the matching calls in one batch. The two
+//!   messages may then wait for each other, for example if they are zero-copy messages and the peer is the second end
+//!   of both.
+//!
+//! In these last two cases, every stream needs its own hardware queue. This includes the streams that the path creates.
+//! If a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
 //!
 //! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host for the other
 //! one until the [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use
@@ -193,9 +199,9 @@
 //! example, by launches on one stream.
 //!
 //! Graphs must not be launched once the group is gone. A graph that sends zero-copy messages must not be launched after
-//! an abort either: it may write into the buffer that the receiver had when it captured the message. Other graphs may
-//! be launched between an abort and the end of the group. Their runs complete without valid data, and so do runs that
-//! are under way at the abort.
+//! an abort either: it may write into a receiver's buffer of the capture, which the receiver may have reused since. All
+//! other graphs may be launched between an abort and the end of the group. Their runs complete without valid data, and
+//! so do runs that are under way at the abort.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
@@ -226,22 +232,22 @@
 //! later work on the buffer on the same stream, after the failed call.
 //!
 //! The path cannot query whether a captured message runs, or whether its graph still exists. So when an aborted group
-//! ends, a rank that has captured such messages waits until all of their extra time is over:
+//! ends, a rank waits until all extra time of its captured messages is over:
 //!
-//! - 2 s if it has captured the receive of a zero-copy message as the first end
-//! - 4 s if it has captured the send of a zero-copy message as the second end
+//! - the 2 s, if the rank has captured the receive of a zero-copy message as the first end
+//! - the 4 s, if the rank has captured the send of a zero-copy message as the second end
 //!
 //! # Files
 //! | file | subject |
 //! |---|---|
-//! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
+//! | root | [`install`], [`DirectOptions`], the implementation of [`Path`] |
 //! | `handle` | [`Direct`] |
-//! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
+//! | `core` | launches messages, through rings and as zero-copy messages; aborts |
 //! | `claim` | decides which end of a message comes first |
 //! | `place` | the place of a buffer in the segments that all members have mapped: segment number and offset |
-//! | `lane` | one direction of a pair: the order of its messages, and their chunks |
+//! | `lane` | one direction between this rank and a peer: the order of its messages, and their chunks |
 //! | `lane_launch` | the messages of one lane in one launch |
-//! | `pushes` | zero-copy messages that the sender copies, to which an abort gives extra time |
+//! | `pushes` | the zero-copy messages for which an abort gives extra time: those that the sender copies |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
@@ -398,9 +404,9 @@ impl fmt::Display for DirectOptions {
 /// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already, which
 /// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
-/// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error has one of these kinds,
-/// the same on all members except for invalid options and failed allocations:
+/// If the members agree that they have no path, all get an error and may try again. Until a path is installed, the
+/// group's messages fail with [`GroupErrorKind::NoPath`], and the rest of the group stays usable. The error has one of
+/// these kinds, the same on all members except for invalid options and failed allocations:
 /// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared, or if its size
 ///   differs between members (for example because their options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example

@@ -1,5 +1,5 @@
 //! The [zero-copy messages](super#zero-copy-messages) of a [lane](super::lane) that the sender copies into the
-//! receiver's buffer. An abort ends the waits of streams. But it first gives these copies time to complete, because the
+//! receiver's buffer. An abort gives these copies time to complete before it ends the streams' waits, because the
 //! receiver may reuse its buffer after its abort has returned. Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;

@@ -26,9 +26,9 @@
 //! phases:
 //!
 //! 1. Every offer signals that its buffer is ready.
-//! 2. Every chunk of a lane that sends is put into its slot, and signalled.
-//! 3. Every take copies its message, and every chunk of a lane that receives is moved out of its slot. Each of them is
-//!    signalled.
+//! 2. Every chunk of a lane that sends is put into its slot. A signal tells the receiver that the slot is full.
+//! 3. Every take copies its message, and every chunk of a lane that receives is moved out of its slot. A signal tells
+//!    the peer that the message is copied, or that the slot is empty.
 //! 4. Every offer waits for the signal that its message is copied.
 //!
 //! The total order is by call, then by round, then by phase. Within a phase, the operations of each rank keep their
@@ -91,7 +91,8 @@ pub(super) struct LaneSchedule {
     pub(super) streams: usize,
 }
 
-/// With at least this many slots, [signals may be delayed](self#delayed-signals) even if a call uses two streams.
+/// With at least this many slots, a call of one lane [delays signals](self#delayed-signals) even if it uses two
+/// streams.
 const ENOUGH_SLOTS: usize = 2 * STREAMS;
 
 /// A [`PieceAction`] with the lane and the stream on which a rank enqueues its operations.
@@ -180,7 +181,7 @@ pub(super) fn steps(schedules: &[LaneSchedule]) -> Vec<PieceStep> {
     steps
 }
 
-/// Returns the steps of a call of one lane. [Signals may be delayed](self#delayed-signals).
+/// Returns the steps of a call of one lane, in which [signals are delayed](self#delayed-signals) where that is safe.
 fn steps_of_one_lane(schedule: &LaneSchedule) -> Vec<PieceStep> {
     let delays_signals = schedule.streams == 1 || schedule.slots >= ENOUGH_SLOTS;
     let streams = schedule.streams_of_pieces();

@@ -83,9 +83,9 @@ impl DirectCore {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
 
-    /// Returns true if a stream of this rank may be waiting for this signal of `peer`, for a message that the sender
-    /// copies into the receiver's buffer. If it is the [*done*](Phase::Done) signal of receives that are not captured,
-    /// also withdraws their offers, except those that `peer` has taken.
+    /// Returns true if streams of this rank may still have to wait for this signal of `peer`, because of a message that
+    /// the sender copies into the receiver's buffer. If it is the [*done*](Phase::Done) signal of receives that are not
+    /// captured, also withdraws their offers, except those that `peer` has taken.
     ///
     /// The receiver may reuse its buffer once its wait for *done* has ended. So before an abort ends these waits, both
     /// ends give each other time: the sender's stream waits until the receiver's stream has completed its earlier work

@@ -20,12 +20,12 @@ use crate::lock::lock;
 
 impl DirectCore {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`first_streams`](Self::first_streams) selects the
-    /// first stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless another
-    /// capture uses that stream, or the ring has only one slot for this kind of call (captured or not). Updates
-    /// [`LaneLaunch::unlaunched`].
+    /// first stream of each lane. A lane with more than two chunks also uses a second stream of its own, except in two
+    /// cases: a capture other than `capture` uses that stream, or the ring has only one slot for calls of this kind
+    /// (captured or not). Updates [`LaneLaunch::unlaunched`].
     ///
-    /// After an abort, leaves out the remaining chunks and returns [`PathError::Aborted`]. But zero-copy messages are
-    /// still enqueued. If that fails, returns the driver's error.
+    /// After an abort, leaves out the remaining chunks, and returns [`PathError::Aborted`] if there are any. Zero-copy
+    /// messages are still enqueued. If the driver fails, returns the driver's error.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -177,9 +177,9 @@ impl DirectCore {
         }
     }
 
-    /// Returns the first stream of each [`LaneLaunch`]. The first launch uses the caller's stream. Every other launch
-    /// uses stream 0 of its lane, which first waits for the current work of the caller's stream. If another capture
-    /// uses stream 0 of the lane, the launch uses the caller's stream instead.
+    /// Returns the first stream of each [`LaneLaunch`]. The first launch uses the caller's stream. Every later launch
+    /// uses stream 0 of its lane, which first waits for the current work of the caller's stream. But if a capture other
+    /// than `capture` uses stream 0 of its lane, the launch uses the caller's stream.
     fn first_streams<'a>(
         &self,
         launches: &[LaneLaunch<'a>],
@@ -216,8 +216,8 @@ impl DirectCore {
         event.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
-    /// Keeps an event for reuse. An enqueued wait for the event refers to the record before the wait, so a later record
-    /// does not change it.
+    /// Keeps an event for reuse. Streams may still wait for the event: recording it again does not change waits that
+    /// are already enqueued.
     fn return_event(&self, event: Event, capture: Option<u64>) {
         lock(&self.spare_events[usize::from(capture.is_some())]).push(event);
     }

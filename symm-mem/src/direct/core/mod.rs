@@ -81,7 +81,7 @@ pub(super) struct DirectCore {
     memory: SymmetricMemory,
 }
 
-/// [`DirectCore::enqueuers`] counts the thread that has this guard until the guard is dropped.
+/// Counts a thread in [`DirectCore::enqueuers`] until the guard is dropped.
 struct EnqueueGuard<'a>(&'a DirectCore);
 
 impl Drop for EnqueueGuard<'_> {
@@ -239,10 +239,10 @@ impl DirectCore {
     }
 
     /// Cleans up after a failed launch. This rank may have offered to receive messages without enqueueing its
-    /// operations for them. This function withdraws these offers. If a sender has already taken an offer, the offer
-    /// cannot be withdrawn, and the sender still copies into the buffer. So for each taken offer, this function
-    /// enqueues this rank's operations, including the wait for the copy. The caller may reuse the buffers once `stream`
-    /// has completed the enqueued operations.
+    /// operations for them. This function withdraws every such offer that the sender has not taken. If the sender has
+    /// taken an offer, it still copies into the buffer. So for each taken offer, this function enqueues this rank's
+    /// operations, including the wait for the copy. The caller may reuse the buffers once `stream` has completed the
+    /// enqueued operations.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -315,9 +315,9 @@ impl DirectCore {
         Ok(LoggedMessage { message: *message, captured, number, place, is_first: true })
     }
 
-    /// [Claims](super::claim) a message that this rank has logged. If this rank receives and comes first, notes its
-    /// offer in the lane's [`Pushes`](super::pushes::Pushes). If the peer came first, compares the halves, and returns
-    /// the place of the peer's buffer.
+    /// [Claims](super::claim) a message that this rank has logged. If this rank comes first and offers to receive,
+    /// notes the offer in the lane's [`Pushes`](super::pushes::Pushes). If the peer came first, fails if the halves of
+    /// the two ends differ, and otherwise returns the place of the peer's buffer.
     fn claim(&self, logged: LoggedMessage) -> Result<LoggedMessage, PathError> {
         let LoggedMessage { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
@@ -462,8 +462,8 @@ impl DirectCore {
         await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
     }
 
-    /// Enqueues copies for those of `messages` that this rank sends to itself. The n-th send matches the n-th receive.
-    /// The caller passes equally many of both, with equal lengths.
+    /// Enqueues copies for those of `messages` that this rank sends to itself. The n-th such send matches the n-th such
+    /// receive. The caller passes as many of these sends as receives, and matching ones have equal lengths.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
