@@ -19,7 +19,7 @@ use super::{Kernel, MOST_RANKS, PadLayout};
 /// their PTX.
 pub const LEAST_CAPABILITY: (u32, u32) = (7, 0);
 
-/// Separates the [`Unit`]s in the packed PTX.
+/// Separates the PTX of one [`Unit`] from that of the next one in the packed PTX.
 #[doc(hidden)]
 pub const PTX_SEPARATOR: &str = "\0";
 
@@ -92,7 +92,8 @@ macro_rules! units {
 
 units!("i8" "u8" "i32" "u32" "i64" "u64" "f16" "bf16" "f32" "f64");
 
-// Indices in `UNITS`. `REDUCE` is the index of the first unit that combines elements. There is one for each type.
+// Indices in `UNITS`. From `REDUCE` on, there is one unit for each element type. It has the kernels that combine
+// elements of this type.
 pub(super) const SIGNALS: usize = 0;
 pub(super) const GATHER: usize = 1;
 pub(super) const REDUCE: usize = 2;

@@ -309,7 +309,8 @@ impl Target {
     }
 }
 
-/// The input and the result of a collective. Both consist of parts of equal length.
+/// The input and the result of a collective on this rank. Both consist of one or [`world`](Ranks::world) parts, all of
+/// the same length.
 struct CollectiveBuffers<'a> {
     kernel: Kernel,
     ranks: &'a Ranks,

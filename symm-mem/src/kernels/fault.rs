@@ -25,7 +25,7 @@ impl WaitKind {
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
-/// The layout of a fault record, that of the structure `Fault` in `kernels/ranks.cuh`.
+/// The layout of a fault record, the same as that of the structure `Fault` in `kernels/ranks.cuh`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct FaultLayout {
@@ -39,8 +39,8 @@ pub(super) struct FaultLayout {
     pub(super) waited_ns: AtomicU64,
 }
 
-/// The record into which the first kernel of a rank that [gives up](crate::kernels) writes its failed wait: pinned host
-/// memory, which the host may read at any time.
+/// A rank's fault record: the first kernel of the rank to [give up](crate::kernels) writes its failed wait into this
+/// record. It is pinned host memory, which the host may read at any time.
 ///
 /// Keep the record until all kernels that got its address have ended. A failed wait stays in the record until
 /// [`clear`](Self::clear). Before a rank clears its record:

@@ -46,7 +46,8 @@ impl Kernels {
     /// by [`prepare`](Self::prepare).
     ///
     /// # Errors
-    /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.
+    /// [`KernelError::DeviceTooOld`] if the device is older than [`LEAST_CAPABILITY`]. [`KernelError::Driver`] if a
+    /// device query or the loading fails.
     pub fn load(context: &Context) -> Result<Self, KernelError> {
         let mut loaded = lock(&LOADED);
         loaded.retain(|weak| weak.strong_count() > 0);
@@ -81,7 +82,7 @@ impl Kernels {
         if let Some(functions) = cell.get() {
             return Ok(functions);
         }
-        // If a capture is open, loading must neither join it nor invalidate it.
+        // Without relaxed mode, the driver may refuse calls while a capture is open, and invalidate the capture.
         let context = &self.inner.context;
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let unit = &UNITS[unit];
@@ -109,7 +110,7 @@ impl Ranks {
         self.check_rank(kernel, "as", rank)
     }
 
-    /// Rejects a rank that the group does not have. `role` is its role in the call, for the error.
+    /// Rejects `rank` if the group has no such rank. `role` is the rank's role in the call, for the error.
     pub(super) fn check_rank(
         &self,
         kernel: Kernel,

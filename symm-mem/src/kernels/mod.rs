@@ -6,8 +6,9 @@
 //!
 //! Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
 //! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. From then on,
-//! other kernels of that rank that wait on the same pad end too, and later ones do nothing. To recover, wait until the
-//! kernels of all ranks have ended. Then zero all pads and [clear](FaultRecord::clear) the records.
+//! all running kernels of that rank that wait on the same pad end too, and later kernels on this pad do nothing. To
+//! recover, wait until the kernels of all ranks have ended. Then zero all pads and [clear](FaultRecord::clear) the
+//! records.
 //!
 //! | module | contents |
 //! |---|---|
@@ -62,8 +63,8 @@ pub struct Ranks {
     /// Address of an array of [`world`](Self::world) addresses (u64), in memory that this rank's device can read. Entry
     /// `r` is the address at which this device reaches the buffer of rank `r`.
     pub buffers: DevicePtr,
-    /// Address of a like array with the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero
-    /// at first, and aligned to 128 bytes.
+    /// Address of an array of the same form with the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`]
+    /// long, zero at first, and aligned to 128 bytes.
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,

@@ -27,9 +27,9 @@ impl Kernels {
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from the launch. If a peer
-    /// does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once the stream has completed the
-    /// kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
+    /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if the launch fails.
+    /// If a peer does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once the stream has
+    /// completed the kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;

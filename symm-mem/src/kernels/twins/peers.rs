@@ -27,8 +27,8 @@ pub(super) struct Peers<'a> {
 }
 
 impl Peers<'_> {
-    /// Runs `twin` with the memory that the launch describes. Does nothing if a kernel of this rank has given up
-    /// before.
+    /// Runs `twin` with the memory that the launch describes. Does nothing if an earlier kernel of this rank has given
+    /// up.
     pub(super) fn enter(
         launch: &Launch<'_>,
         kernel: Kernel,
