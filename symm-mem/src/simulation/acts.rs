@@ -178,9 +178,9 @@ impl World {
     }
 
     /// Simulates a collective of a group on a block, unless the group is poisoned. Counts the collective, and records
-    /// how it accesses the block, so that the oracle can compare the members. `site` identifies the collective. Checks
-    /// that the pool reports the registration of the block that the library's record has. If the block is in a window,
-    /// checks the window by [`check_window`](Self::check_window).
+    /// how it accesses the block, so that the [oracle](super::oracle) can compare the members. `site` identifies the
+    /// collective. Checks that the pool and the record of the [library](super::library) agree on how the block is
+    /// registered. If the block is in a window, checks the window by [`check_window`](Self::check_window).
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let membership = state.groups.get_mut(&group).filter(|it| state.pool.poison(it.id).is_none());
@@ -216,9 +216,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks window `serial` of `rank`, whose memory on this rank is `own`. All members that have not left must have
-    /// registered the same segments in their window `serial`, and `rank` must reach the memory of the next member
-    /// through the window.
+    /// Checks the window of `rank` with this [serial](super::library). `own` is the window's memory on this rank. All
+    /// members that have not left must have registered the same segments in their window with this serial, and `rank`
+    /// must reach the memory of the next member through the window.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

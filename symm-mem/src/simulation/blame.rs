@@ -68,8 +68,8 @@ impl World {
             return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // Any refusal fits: the culprit has skipped a commit without counting it. So its later commits have the numbers
-        // of other commits of its peers, which their programs make at another point.
+        // The culprit has skipped a commit without counting it. So each of its later commits meets a commit that its
+        // peers make at another point of their programs, and any refusal may result.
         if trouble == Trouble::Absent && circumstances().affected {
             return Ok(());
         }
@@ -79,11 +79,10 @@ impl World {
 
     /// Returns true if the trouble explains why these ranks are missing in a meeting.
     ///
-    /// If the trouble makes no rank lose the store, it must delay ranks, or all missing ranks [came
-    /// late](Self::came_late). If ranks lose the store, one of these must hold. The *cut-off* culprit is that of
-    /// [`Trouble::CutOff`]:
-    /// - The circle of waits contains the cut-off culprit.
-    /// - All missing ranks came late, except the cut-off culprit.
+    /// If the trouble makes no rank lose the store, it must delay ranks, or all missing ranks must have [come
+    /// late](Self::came_late). Otherwise, one of these must hold:
+    /// - The trouble is [`Trouble::CutOff`], and the circle of waits contains the culprit.
+    /// - All missing ranks came late. Under [`Trouble::CutOff`], the culprit need not have come late.
     fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
         let trouble = self.scenario.trouble;
         if !trouble.loses_store() {
@@ -96,8 +95,8 @@ impl World {
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
     /// meeting about one patience after the first rank, or later. Patience is the time that members wait for each
-    /// other. Ranks can be late without a trouble too: with a slow store, a rank with few groups begins a meeting so
-    /// early that the others come late.
+    /// other. Ranks can be late without a trouble too: if the store is slow, a rank with few groups may begin a meeting
+    /// so early that the other members come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
         // The other ranks need up to 8 messages to or from the store to see that a rank has come. Each takes up to
@@ -162,8 +161,9 @@ impl<'a> Circumstances<'a> {
         }
     }
 
-    /// Returns true if `missing` is not empty, and the trouble explains why these ranks are missing, or the `circle` of
-    /// waits [arises because the ranks disagree about the members of the domain](World::waits_in_other_domain).
+    /// Returns true if `missing` is not empty, and one of these holds:
+    /// - The trouble explains why these ranks are missing.
+    /// - The `circle` of waits [arises because the ranks disagree about the domain](World::waits_in_other_domain).
     fn may_miss(&self, missing: &[u32], circle: &[Waiting]) -> bool {
         !missing.is_empty()
             && (self.world.waits_in_other_domain(circle)

@@ -55,9 +55,9 @@ impl Devices {
         Ok(Self { world, driver, nccl, ranks })
     }
 
-    /// Returns a source of memory of a rank's device, with up to `bytes` bytes. If `in_a_row` is true, new segments
-    /// have adjacent, ascending addresses, as in production. Else gpu-sim chooses their addresses at random, and may
-    /// choose the address of a freed segment again.
+    /// Returns a source of up to `bytes` bytes of memory of a rank's device. If `in_a_row` is true, new segments have
+    /// adjacent, ascending addresses, as in production. Else gpu-sim chooses their addresses at random, and may choose
+    /// the address of a freed segment again.
     pub(super) fn of_rank(&self, rank: u32, bytes: u64, in_a_row: bool) -> Result<Device, Violation> {
         self.device(rank, Sharing::by_descriptor(), bytes, in_a_row)
     }
@@ -86,8 +86,8 @@ impl Devices {
         Library::new(self.nccl.clone())
     }
 
-    /// Makes the next call of the function of the driver or of NCCL with this name fail with `code`, unless
-    /// [`fail_no_more`](Self::fail_no_more) is called before that call.
+    /// Makes the next call of `function`, a function of the driver or of NCCL, fail with `code`.
+    /// [`fail_no_more`](Self::fail_no_more) cancels this.
     pub(super) fn fail_next(&self, function: &str, code: u32) -> Result<(), Violation> {
         self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
     }
@@ -206,7 +206,7 @@ impl Device {
     }
 
     /// Waits in a coroutine until the device is idle. Returns the outcome of the wait, or `None` if the device has work
-    /// that does not end now. In that case, the coroutine waits until [`DeviceWork::end`].
+    /// that ends only by [`DeviceWork::end`]. In that case, the coroutine goes on waiting for this work.
     pub(super) fn rest(&self) -> Result<Option<Release>, Violation> {
         let rested = Arc::new(Mutex::new(None));
         let (context, end) = (self.context.clone(), rested.clone());

@@ -49,8 +49,9 @@ impl World {
     /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and the keys that earlier
     /// meetings of the same kind may have left.
     ///
-    /// If a commit has left segments without windows, registers these segments plainly and begins the agreement on this
-    /// registration, whose end schedules the next action. Otherwise schedules the next action.
+    /// If a commit has left segments without windows, registers these segments plainly (`ncclCommRegister`) and begins
+    /// the agreement on this registration. The end of that agreement then schedules the rank's next action. In all
+    /// other cases, `end` itself schedules it.
     pub(super) fn end(&mut self, rank: u32, said: MeetingResult, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, record_prefix, .. }) = state.task.take() else {

@@ -1,5 +1,5 @@
 //! Decides which keys may be left in the store at the end of a run. Most keys belong to a meeting (an agreement among
-//! ranks), and its members should remove them after it.
+//! ranks), and its members should remove them after it. The other terms are defined in [`super`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

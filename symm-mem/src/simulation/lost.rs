@@ -1,4 +1,5 @@
-//! Checks of ranks that lose the store and go on with their programs, and of the ranks that meet them.
+//! Checks of ranks that lose the store and go on with their programs, and of the other members of their meetings. The
+//! terms are defined in [`super`].
 //!
 //! - Only a rank that the trouble separates from the store reports a failure of the store, and only for a meeting that
 //!   it was in during the separation. If it begins a meeting during the separation, it reports this failure and no
@@ -6,9 +7,10 @@
 //! - A rank that reports a failure of the store is [in doubt](bootstrap::agreement) if it has asked the store to store
 //!   its record. It then poisons all groups whose windows may depend on the result, and its error says so. Otherwise it
 //!   poisons no group.
-//! - If the store has no record of such a rank, the other members wait in vain, and their refusal names the rank. If
-//!   the members get a result that does not report missing records, the rank has asked the store to store its record.
-//! - No other member is named, except one that came late because it waited for such a rank.
+//! - If the store has no record from such a rank, the other members wait in vain, and their refusal names the rank. If
+//!   the members get a result that does not report missing records, such a rank has asked the store to store its
+//!   record.
+//! - No other member is reported as missing, except one that came late because it waited for such a rank.
 //! - Segments become windows on all members of a group, or on none. A group that is poisoned on one member gets no new
 //!   windows on the others.
 

@@ -42,8 +42,8 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
-        // ranks. So the culprit meets no other rank in meetings about pools. Its meetings get another epoch, so that
-        // the oracle does not compare their results with those of other ranks.
+        // ranks. So the culprit meets no other rank in meetings about pools. These meetings of the culprit get another
+        // epoch, so that `oracle` does not compare their results with those of other ranks.
         if self.scenario.trouble_of(rank) == Trouble::ExtraDomain && meeting.kind.is_of_pool() {
             meeting.epoch |= 1 << 63;
         }
@@ -274,12 +274,12 @@ impl World {
         };
         // The oracle compares the results of all ranks in meetings with the same kind, epoch and number. After each
         // creation of a group, the rank numbers the group's rendezvous from 0 again. So the epoch contains `life`,
-        // which counts the creations of the group with this id.
+        // the number of times that the rank has created the group with this id.
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.has_deviated, true)) {
             differ(how, &mut record);
             // These four changes give the meeting another name, so the rank meets no other rank. The meeting gets an
-            // epoch that no other meeting has, so that the oracle does not compare it with those of other ranks.
+            // epoch that no other meeting has, so that `oracle` does not compare it with those of other ranks.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -310,7 +310,7 @@ impl World {
     /// identity is taken from the offer. Schedules the outcome and the identities as an answer for the rank's state
     /// machine.
     ///
-    /// A member offers no memory any more if it is dead or has ended its meeting.
+    /// If a member is dead or has ended its meeting, it no longer offers memory, and the outcome reports it as gone.
     pub(super) fn share(
         &mut self,
         rank: u32,
@@ -356,12 +356,11 @@ impl World {
         Ok(opened)
     }
 
-    /// Opens some of the memory that the members of a commit offer in `agreed`, and returns the outcome. A member
-    /// offers no memory any more if it is dead or has ended its meeting.
+    /// Opens some of the memory that the members of a commit offer in `agreed`, and returns the outcome. If a member is
+    /// dead or has ended its meeting, it no longer offers memory, and the outcome reports it as gone.
     ///
-    /// To map memory takes as much computing time as many other events. So the rank opens only the first new segment,
-    /// and only of the next member. From the mapping, it reads the segment's identity, which must be that of its own
-    /// segment with this ordinal.
+    /// To save computing time, the rank maps only one segment: the first new segment of the next member. From the
+    /// mapping, it reads the segment's identity, which must be that of its own segment with this ordinal.
     fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::OpeningOutcome, Violation> {
         let state = &self.ranks[rank as usize];
         let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, span, .. })) =
@@ -530,8 +529,8 @@ pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::Openin
 }
 
 /// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how`, the number in
-/// [`Trouble::MeetsOtherwise`], selects the change. The changes 0, 1, 2 and 4 also change the name of the meeting.
-/// These add 1000 to a number, so that no other meeting of the run has the new name.
+/// [`Trouble::MeetsOtherwise`], selects the change. The changes 0, 1, 2 and 4 also change the name of the meeting. They
+/// add 1000 to a number, so that no other meeting of the run has the new name.
 fn differ(how: usize, record: &mut RendezvousRecord) {
     match how {
         0 => record.group.epoch += 1000,

@@ -2,13 +2,14 @@
 //! failure.
 //!
 //! A seed and the [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
-//! between ranks), and the order of all events. In the program, the ranks allocate and free blocks, also of an agreed
-//! length. They commit the pool for one or several groups, with plain registration (`ncclCommRegister`) where the
-//! library has no windows. They capture graphs, enqueue collectives and point-to-point messages, retire segments, and
-//! run rendezvous, exchanges and one-sided transfers. Groups may be created late or created again. The pools, the group
-//! states and the state machines are the production code. The store is that of `bootstrap`. The devices and the library
-//! (NCCL) are those of `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with the same
-//! limits always gives the same run.
+//! between ranks), and the order of all events. In the program, the ranks allocate and free blocks of a pool, some with
+//! a length on which they agree first. They commit the pool for one or several groups: its segments become windows of
+//! the groups' communicators, or are registered plainly (`ncclCommRegister`) where the library has no windows. The
+//! ranks also capture graphs, enqueue collectives and point-to-point messages, retire segments, and run rendezvous,
+//! exchanges and one-sided transfers. They may create groups late or again. The pools, the group states and the state
+//! machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are those of
+//! `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with the same limits always gives
+//! the same run.
 //!
 //! All files use these terms:
 //!
@@ -20,8 +21,15 @@
 //!   members.
 //! - *Event*: a unit of work that the scheduler executes at a point of the simulated time, such as the arrival of bytes
 //!   at the store.
-//! - *Meeting*: one agreement among ranks, its *members*. Here, not only commits, retirements and agreements on a
-//!   length are meetings, but also agreements on plain registrations, rendezvous and exchanges.
+//! - *Meeting*: one agreement among ranks, the *members* of the meeting. Each commit, retirement, rendezvous and
+//!   exchange is a meeting, and so is each agreement on a length or on plain registrations.
+//! - *Record*, *decision*, *action*, *outcome*, *verdict*: in a meeting, each member posts a record in the store. The
+//!   decision follows from all records, and may ask every member for an action, for example to register windows. Each
+//!   member then posts the outcome of its action. The verdict follows from all outcomes, and may ask for another
+//!   action. See [`bootstrap::agreement`].
+//! - *Log* of a pool: the pool's operations in order, such as the placement or the freeing of a block.
+//! - *Poisoned* group: a group whose members may have different windows. Its communicator must be aborted. See
+//!   [`Poison`](crate::Poison).
 //! - *Lost store*: a rank loses the store if the trouble separates it, or all ranks, from the store, for some time or
 //!   for the rest of the run. The rank goes on with its program: it allocates, runs collectives, frees, and begins its
 //!   meetings.
@@ -56,7 +64,7 @@
 //! file descriptors. The functions `sharing::open` and `Memberships::retire` themselves do not run, because they would
 //! block the only thread of the run: the first waits for the peers' sockets, and the second for a thread that waits for
 //! an idle device. `Device::open` and `Device::rest` take their place. They make the same calls into the driver, and
-//! injected faults make these calls fail.
+//! injected faults can make these calls fail.
 //!
 //! The simulation leaves out:
 //! - The data of collectives and messages. The simulation only counts them.

@@ -33,8 +33,8 @@ pub(super) struct Link {
     /// The pieces that travel to the rank, in order. Those that have arrived and that the rank has not read yet come
     /// first.
     down: VecDeque<Vec<u8>>,
-    /// The request that uses the connection, or `None` if the connection is idle. Its call is in progress, or begins
-    /// after the greeting.
+    /// The request that uses the connection, or `None` if the connection is idle. The request's call is in progress, or
+    /// begins after the greeting.
     asked: Option<Asked>,
     /// The number of calls begun on this connection. It identifies the current call.
     pub(super) calls: u64,

@@ -1,9 +1,9 @@
 //! The invariants of a run, which hold under every [trouble](super::trouble). The terms are defined in [`super`].
 //!
 //! - Every live rank ends its program.
-//! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline: the sum of the least
-//!   time limits of all actions after a decision and of the waits for their outcomes. A rank that loses the store may
-//!   repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
+//! - A rank ends each meeting at its deadline, or at most [`FLOORS`](crate::agreement::FLOORS) later. `FLOORS` is the
+//!   sum of the least time limits of all actions after a decision and of the waits for their outcomes. A rank that
+//!   loses the store may repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
 //! - Members of a meeting get the same result, except those that [lose the store](super::lost).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
@@ -17,8 +17,8 @@
 //!   - Under a trouble, in a group without the culprit: a member is late because it waited for the culprit.
 //!   - Under a trouble: the devices have little memory, and a poisoned group keeps memory on some ranks. So an
 //!     allocation fails on these ranks only.
-//! - If the trouble causes a refusal that blames a rank, this is the culprit. A refusal that says that the histories of
-//!   the ranks' pools differ names the first operation that differs.
+//! - If the trouble causes a refusal that blames a rank, this rank is the culprit.
+//! - A refusal that says that the histories of the ranks' pools differ names the first operation that differs.
 //! - Members that have committed segments have mapped each other's segments, unless the trouble explains why not.
 //! - In a collective, the members use a block through the same window at the same offset, or all through plain
 //!   registrations, or all without either. The window covers the memory of the block on every member.

@@ -222,8 +222,8 @@ impl World {
         Ok(outcome)
     }
 
-    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. The route of a transfer is the peer
-    /// with its end of the transfer: its memory and its slot.
+    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. The route of a transfer names the
+    /// peer, and the peer's memory and slot for this transfer.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -273,8 +273,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(ExchangeEnding::Refused(_)) => own.slots.give_back(plan.slots),
-            // This rank does not know the result. The others may have agreed on the plan, and may access this rank's
-            // memory and slots. So the rank keeps these under a lease.
+            // This rank does not know the result. The other members may have agreed on the plan, and may access this
+            // rank's memory and slots. So the rank keeps these under a lease.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(())

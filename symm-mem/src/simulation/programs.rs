@@ -140,8 +140,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes the creation of the groups that do not exist yet: in the first phase of about three quarters of them,
-    /// later of all.
+    /// Writes the creation of groups that do not exist yet: of about three quarters of them in the first phase, and of
+    /// all in later phases.
     fn make_groups(&mut self, phase: u64) {
         let late: Vec<u64> = self
             .groups
@@ -207,8 +207,8 @@ impl<'a> Writer<'a> {
         let absent = bad && self.trouble == Trouble::Absent;
         let skips = bad && self.trouble == Trouble::Skips;
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
-        // A commit without `verify` is skipped by each member for which nothing is new. If the trouble can make the
-        // members' pools or commits differ, this could be only some of the members. So all commits then have `verify`.
+        // A member for which nothing is new skips a commit without `verify`. If the trouble can make the members' pools
+        // or commits differ, only some members might skip. So under such a trouble, all commits have `verify`.
         let differs = self.trouble.delays() || self.trouble.makes_pools_differ();
         let verify = self.aside.one_in(2) || differs;
         for rank in 0..self.programs.len() {

@@ -54,8 +54,8 @@ pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
     /// The number of the next commit of the rank's [first pool](Rank::pool) for the group. A commit that the rank skips
-    /// by [`Action::Skip`] is counted too. If the rank creates the group again, the count goes on if the epoch is the
-    /// same, and begins at 0 if the epoch is new.
+    /// by [`Action::Skip`] has a number too. If the rank creates the group again, the numbers go on in the same epoch,
+    /// and begin at 0 in a new epoch.
     pub(super) commits: u64,
     /// Like `commits`, but counts the commits of the rank's [second pool](Rank::second).
     pub(super) second_commits: u64,
@@ -73,7 +73,8 @@ pub(super) struct Membership {
     /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
     pub(super) kept: Option<Arc<PoolMemory>>,
     /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
-    /// the mapping (counted by `rendezvous`), and the identities of the mapped segments or persistent allocations.
+    /// the mapping (counted by `rendezvous`), and the [identities](super::world::RendezvousMemory::identity) that the
+    /// rank has read from the mapped memory.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -109,9 +110,9 @@ impl Membership {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Compares the work of ranks `own` and `other` in a group. `self` is the state of the group on `own`, and `theirs`
-    /// that on `other`. Returns true if both have enqueued the same number of collectives, and as many receives from
-    /// the other rank as the other rank has enqueued sends.
+    /// Compares the work of two ranks on a group. `self` is the state of the group on rank `own`, and `theirs` is its
+    /// state on rank `other`. Returns true if both ranks have enqueued the same number of collectives, and if for each
+    /// direction between them, the sends of one rank and the receives of the other are equal in number.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
         let ((sent, received), (their_sent, their_received)) =
             (self.counts_with(other), theirs.counts_with(own));
@@ -123,7 +124,7 @@ impl Membership {
 pub(super) struct Capture {
     /// The pool's handle of the capture, or `None` if the capture was not declared to the pool.
     pub(super) declared: Option<PoolCapture>,
-    /// The driver's id of the capture.
+    /// A random number, in place of the driver's id of the capture.
     number: u64,
     /// Holds the blocks that the captured work uses, if the capture was not declared to the pool.
     hold: Option<Arc<GraphHold>>,
@@ -175,8 +176,8 @@ pub(super) struct Task {
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
-    /// The store key of this rank's record, without the rank at its end. `None` until the rank asks the store to store
-    /// the record.
+    /// The store key of this rank's [record](super), without the rank at the end of the key. `None` until the rank asks
+    /// the store to store the record.
     pub(super) record_prefix: Option<String>,
     /// True if the last request of the meeting waits for a key of the store.
     pub(super) waits: bool,
@@ -226,7 +227,7 @@ pub(super) struct Rank {
     /// The number of [steps](super) of the rank. A trouble can select a step by this number.
     pub(super) steps: u64,
     /// The number of actions that the rank has begun in all its meetings, see
-    /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). Actions of the program do not count.
+    /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). The [`Action`]s of its program are not such actions.
     pub(super) actions: u64,
     /// Like `actions`, but counts only actions of retirements.
     pub(super) retirement_actions: u64,
@@ -245,7 +246,7 @@ pub(super) struct Rank {
     /// A hash of all operations in the pool's log. The simulation computes this hash itself, and does not use the hash
     /// in the log.
     pub(super) identity: u64,
-    /// The number of operations in `identity`.
+    /// The number of operations that are hashed in `identity`.
     operations: u64,
     /// The identity of each segment, by ordinal: the value of `identity` after the operation for which the pool created
     /// the segment.
@@ -253,6 +254,9 @@ pub(super) struct Rank {
 }
 
 impl Rank {
+    /// Creates a rank whose domain has the members `ranks`. If `extra` is true, the rank creates the domain twice, see
+    /// [`Trouble::ExtraDomain`](super::trouble::Trouble::ExtraDomain). The two devices are for its pools and for the
+    /// memory of its exchanges.
     pub(super) fn new(
         number: u32,
         ranks: &[u32],

@@ -48,8 +48,8 @@ impl Kind {
 pub(super) struct Meeting {
     pub(super) kind: Kind,
     /// The epoch of the group for a commit or a plain registration. For a rendezvous, a number made of the epoch and
-    /// [`Life::number`](super::library::Life). Otherwise 0. Under some troubles, a number that keeps the oracle from
-    /// comparing the results of the culprit's meetings with those of other ranks.
+    /// [`Life::number`](super::library::Life). Otherwise 0. Under some troubles, a number that keeps the
+    /// [oracle](super::oracle) from comparing the results of the culprit's meetings with those of other ranks.
     pub(super) epoch: u64,
     /// The number of the meeting among those of its kind and epoch.
     pub(super) round: u64,
@@ -87,7 +87,7 @@ pub(super) struct Ended {
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
-    /// True if the rank has asked the store to store its record.
+    /// True if the rank has asked the store to store its [record](super).
     pub(super) posted: bool,
     /// The members whose records the store has at the end of the meeting. `None` if the trouble makes no rank lose the
     /// store, or if this rank has not asked the store to store its own record.
@@ -174,8 +174,8 @@ impl MeetingResult {
         )
     }
 
-    /// If the meeting has failed because records were missing, returns the members whose records were missing. Also
-    /// returns true if the failure reports that ranks wait for each other in a circle.
+    /// If the meeting has failed because records were missing, returns the members whose records were missing, and
+    /// whether the failure also reports that ranks wait for each other in a circle.
     pub(super) fn missing(&self) -> Option<(Vec<u32>, bool)> {
         if let Some(Refusal::SyncTimeout { missing, circle, .. }) = self.refusal() {
             return Some((missing.iter().map(|it| it.rank).collect(), !circle.is_empty()));

@@ -177,9 +177,9 @@ pub(super) struct Scenario {
     /// The least time in µs from the death of a rank until the watchdogs of the other ranks report it as dead. `None`
     /// if they never report it.
     pub(super) noticed: Option<u64>,
-    /// The time in µs that the peers of a rank have to close lent memory: from when the rank has dropped a plan until
-    /// the peers have closed the memory that the rank lends them for this plan. If a peer needs longer, the rank keeps
-    /// the memory until the end of the run.
+    /// The time in µs that peers have to close the memory that a rank lends them for a plan. It begins when the rank
+    /// drops the plan, or when the plan's exchange ends on the rank without an agreed result. If a peer needs longer,
+    /// the rank keeps the memory until the end of the run.
     pub(super) lease: u64,
 }
 

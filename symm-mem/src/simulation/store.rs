@@ -211,10 +211,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends the blocked window registrations of each commit whose verdict in the store says that the group is dead. In
-    /// production, another thread of the member reads the verdict and aborts the communicator. There, the abort may
-    /// come too late, so the simulation leaves the registrations of some members blocked, at random. Each entry of
-    /// [`watched`](Self::watched) is removed when its verdict is in the store.
+    /// Ends the blocked window registrations of each commit whose [verdict](super) in the store says that the group is
+    /// dead. In production, another thread of the member reads the verdict and aborts the communicator. That abort may
+    /// come too late, so the simulation leaves the registrations of some members blocked, at random. Removes each entry
+    /// of [`watched`](Self::watched) whose verdict is in the store.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

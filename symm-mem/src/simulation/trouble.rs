@@ -25,8 +25,8 @@ pub(super) enum Trouble {
     Capturing,
     /// Like [`Capturing`](Self::Capturing), but the culprit has not declared the capture to the pool.
     CapturingUndeclared,
-    /// In the second commit for each group of the culprit, a check that the culprit makes before the agreement fails.
-    /// So the commit is refused.
+    /// Before the agreement on a commit, each member checks its own state. In the second commit of the first pool for
+    /// each group of the culprit, the culprit's check finds an error. So this commit is refused.
     PrepareFails,
     /// In one phase, all ranks commit their groups one by one in the same order, except the culprit, which has the
     /// opposite order.
@@ -44,8 +44,8 @@ pub(super) enum Trouble {
     /// One window registration of the culprit begins late. The first field is its number, counted as for
     /// [`RegistrationFails`](Self::RegistrationFails). The second field is the delay in ms.
     RegistrationSlow(u32, u64),
-    /// The library supports windows according to its release, but every registration of windows returns no window. So
-    /// the ranks learn only from their registrations that there are none.
+    /// Every registration of windows reports that the library has none, although its release has them. So the ranks
+    /// learn this only from their registrations.
     WithoutWindows,
     /// Like [`WithoutWindows`](Self::WithoutWindows), but only on the culprit.
     SomeWithoutWindows,
@@ -58,10 +58,10 @@ pub(super) enum Trouble {
     OtherRelease,
     /// The culprit's environment forbids windows (`NCCL_WIN_ENABLE` is 0).
     OtherEnvironment,
-    /// The symmetric address space of the culprit's communicators is nearly full. Each member computes the bytes left
-    /// from the memory size of its own device: the culprit gets 3 MiB, the other members get 2 MiB. NCCL makes the
-    /// address space large enough for the device with the most memory. So the greatest value, that of the culprit,
-    /// applies to all members, and a refusal names the culprit.
+    /// The symmetric address spaces of the culprit's groups are nearly full: the culprit reports 3 MiB left, the other
+    /// members of its groups report 2 MiB. A member knows only its own device, but NCCL reserves on every member as
+    /// much address space as the largest device has memory. So the greatest report, that of the culprit, is true for
+    /// all members, and a refusal names the culprit.
     AddressSpace,
     /// Before a commit of one group, the culprit has enqueued one more collective on the group than the other members.
     HalfEnqueued,
@@ -79,8 +79,8 @@ pub(super) enum Trouble {
     RestsLate,
     /// In each retirement, the culprit cannot deregister the segments.
     DeregistrationFails,
-    /// In its first rendezvous, the culprit posts a record that differs from the records of its peers. The number
-    /// selects the difference.
+    /// In its first rendezvous, the culprit posts a [record](super) that differs from the records of its peers. The
+    /// number selects the difference.
     MeetsOtherwise(usize),
     /// In its first exchange, the culprit posts a record that does not match the records of its peers. The number
     /// selects the difference.
@@ -92,20 +92,20 @@ pub(super) enum Trouble {
     /// The first field is the number of a [step](super) of the culprit. After this step, the culprit does nothing for
     /// the time in the second field, in ms.
     Stopped(u64, u64),
-    /// In meetings, the culprit has this deadline in µs, and the other ranks have
-    /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE). Exceptions: the commits at the end of the program, and all
-    /// commits of the [second pool](super::rank::Rank::second), keep their own deadlines. Each window registration of
-    /// the culprit begins with a delay of up to 30 s.
+    /// The culprit has this deadline in µs, and the other ranks have
+    /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE), in all meetings except the commits at the end of the program
+    /// and all commits of the [second pool](super::rank::Rank::second). In addition, each window registration of the
+    /// culprit begins up to 30 s late.
     ShortDeadline(u64),
-    /// If `lacks` is true, the member list of the culprit's domain lacks another rank. Otherwise, the member lists of
-    /// the other ranks' domains lack the culprit.
+    /// If `lacks` is true, the culprit's list of the domain's members lacks one other rank. Otherwise, the lists of all
+    /// other ranks lack the culprit.
     OtherDomain {
         lacks: bool,
     },
     /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation.
     ExtraDomain,
-    /// In one phase, the members of a group commit their two pools for it in the same order, except the culprit, which
-    /// has the opposite order.
+    /// In one phase, the members of one group commit their first and second pools for this group. All use the same
+    /// order, except the culprit, which uses the opposite order.
     CrossesPools,
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.
@@ -113,8 +113,9 @@ pub(super) enum Trouble {
     /// For some time, the culprit cannot reach the store, and goes on with its program. The first field says when this
     /// time begins. The second field is its length in ms, or [`FOREVER`].
     CutOff(CutOffAt, u64),
-    /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
-    /// all connections are counted together, from 1.
+    /// The store dies when the piece with this number arrives. A piece is a part of a message
+    /// ([`network`](super::network)). The pieces that arrive at the store are counted from 1, over all connections
+    /// together.
     StoreDies(u64),
 }
 
@@ -124,11 +125,12 @@ pub(super) const FOREVER: u64 = 1 << 40;
 /// The time at which the culprit is cut off from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum CutOffAt {
-    /// The [step](super) of the culprit with this number.
+    /// When the culprit makes the [step](super) with this number.
     Step(u64),
-    /// The action of the culprit with this number, counted from 1 over all its meetings. An action is to register or
-    /// deregister windows, to wait for an idle device, or to open or map peers' memory. So the culprit may lose the
-    /// store between a decision and the vote on its outcome.
+    /// When the culprit begins the [action](super) with this number, counted from 1 over all its meetings. An action is
+    /// to register or deregister windows, to wait for an idle device, or to open or map peers' memory. The search for
+    /// a difference between pools does not count. So the culprit may lose the store after a decision and before it
+    /// posts the outcome of its action.
     Action(u64),
     /// Like [`Action`](Self::Action), but only the actions of retirements are counted. There are few of them in a run.
     RetirementAction(u64),
@@ -142,8 +144,9 @@ impl Trouble {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        // Draws a time in ms below one of three upper limits. So some times are shorter than the least time limit of a
-        // vote, `OUTCOME_FLOOR` (5 s). Others are longer than the least time limit of an action, `ACTION_FLOOR` (10 s).
+        // Draws a time in ms below one of three upper limits. So some times are shorter than the shortest time for
+        // which members wait for outcomes, `OUTCOME_FLOOR` (5 s). Others are longer than the least time limit of an
+        // action, `ACTION_FLOOR` (10 s).
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -235,9 +238,10 @@ impl Trouble {
         matches!(self, Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if, after a decision, the members may not get the culprit's outcome, while they get all others:
+    /// Returns true if the trouble can make the other members miss the culprit's [outcome](super) after a decision,
+    /// although they get the outcomes of all other members:
     /// - The culprit dies.
-    /// - The culprit stops for at least `OUTCOME_FLOOR`, the shortest time for which the others wait for its outcome.
+    /// - The culprit stops for at least `OUTCOME_FLOOR`, the shortest time for which members wait for outcomes.
     /// - The culprit is cut off from the store for any time. It may give up before the store answers again, and then
     ///   never posts its outcome.
     ///
@@ -255,8 +259,8 @@ impl Trouble {
     pub(super) fn blocks_registration(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // 50 ms are longer than the few messages to or from the store take during a registration. Each of them
-                // takes up to 2 ms (`Scenario::slowest`).
+                // The few messages to and from the store during a registration take less than 50 ms together, since
+                // each takes up to 2 ms (`Scenario::slowest`).
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,

@@ -1,7 +1,7 @@
-//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain, the ranks that
-//! share the pools.
+//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain. Terms such as
+//! *meeting*, *domain* and *trouble* are defined in [`super`].
 //!
-//! A *meeting* is one agreement among ranks. In a *circle of waits*, each rank waits in a meeting for another rank of
+//! In a *circle of waits*, each rank waits in a meeting for another rank of
 //! the circle, which waits in a different meeting. So none of the waits can end by itself.
 
 use std::collections::BTreeSet;
@@ -15,8 +15,8 @@ use super::{
 use crate::agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
 
 impl World {
-    /// Checks the timeouts of ranks that waited in different meetings. If two ranks waited for each other for long
-    /// enough, at least one of them must get an error that lists the circle of waits.
+    /// Checks the timeouts of ranks that waited in different meetings. If two ranks waited for each other for longer
+    /// than the search for a circle of waits takes, at least one of them must get an error that lists the circle.
     pub(super) fn judge_waits(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.silences() {
@@ -110,9 +110,9 @@ impl World {
     }
 
     /// Returns true if `late` is a timeout of a rank that came too late to learn that the lists of members differ. The
-    /// list of a meeting stays in the store until the next meeting of the same kind has ended. So each rank that `late`
-    /// reports as missing must have ended a later meeting of this kind before the rank of `late` came. Such a missing
-    /// rank does not wait for the rank of `late`, because its own list lacks this rank.
+    /// member list of a meeting stays in the store until the next meeting of the same kind has ended. So each rank that
+    /// `late` reports as missing must have ended a later meeting of this kind before the rank of `late` came. Such a
+    /// missing rank does not wait for the rank of `late`, because its own list lacks this rank.
     fn comes_after_next(&self, late: &Ended) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;

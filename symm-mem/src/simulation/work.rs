@@ -1,6 +1,7 @@
 //! The state machines of *meetings*. A meeting is one agreement among ranks, for example on a commit. [`Work`] is the
 //! state machine of a rank's current meeting, with a variant for each kind of meeting. All kinds get an [`Answer`] and
-//! return a [`Want`], their next request.
+//! return a [`Want`], their next request. The terms *record*, *action*, *outcome* and *verdict* are defined in
+//! [`super`].
 
 use std::{
     sync::{Arc, Mutex},
@@ -34,8 +35,8 @@ pub(super) enum MappingKey {
 pub(super) struct Machine<P: Protocol> {
     agreement: Agreement<P>,
     pub(super) member: Member,
-    /// The plan of the last action that the machine has requested. If the meeting fails, the error depends on this
-    /// action. In an exchange, this is also the plan on which the members agree.
+    /// The data (`Plan`) for the last action that the machine has requested. If the meeting fails, the error depends on
+    /// this action. In an exchange, this data is also the result on which the members agree.
     pub(super) last: Option<P::Plan>,
 }
 
@@ -50,8 +51,8 @@ impl<P: Protocol> Machine<P> {
     ///
     /// - `outcome` converts an answer other than `Start` and `Store` to the outcome of an action. It returns `None` if
     ///   the answer belongs to another kind of meeting.
-    /// - `act` converts an action to a request. Its arguments are the plan and the deadline of the action, and the
-    ///   store key of the verdict on its outcomes.
+    /// - `act` converts an action to a request. Its arguments are the data (`Plan`) for the action, the deadline of
+    ///   the action, and the store key of the verdict on its outcomes.
     /// - `said` converts the result of the meeting to a [`MeetingResult`].
     fn step(
         &mut self,
@@ -147,7 +148,9 @@ pub(super) enum Answer {
     Searched(commits::CommitOutcome),
     /// The outcome of a registration of windows, and the serials of the windows.
     Registered(RegistrationOutcome, Vec<u64>),
+    /// The outcome of [`Want::Quiesce`].
     Quiet(Release),
+    /// The outcome of [`Want::Deregister`].
     Deregistered(Release),
     /// The outcome of [`Want::Share`], and the identities that this rank has read from the peers' memory. The second
     /// field is `None` if the rank could not map the memory of all peers.
@@ -161,12 +164,12 @@ pub(super) enum Answer {
 pub(super) enum Want {
     Store(StoreRequest),
     /// A part of the search that follows if the pools' logs differ between the members of a commit. The search finds
-    /// the first operation that differs. Each plan asks for hashes of this rank's log, or for one operation.
+    /// the first operation that differs. The plan asks for some hashes of this rank's log, or for one operation in it.
     Search(CommitPlan),
     /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
     /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
-    /// clock, it counts as blocked. It fails earlier if the value of `verdict_key` in the store says that the group is
-    /// dead.
+    /// clock, its outcome is `Blocked`. It may fail earlier if the verdict of the commit, which the store has at
+    /// `verdict_key`, says that the group is dead.
     Register {
         segments: usize,
         joined: Vec<u32>,
@@ -273,7 +276,7 @@ impl Work {
                 opened,
                 |plan, _, _| Want::Open(plan),
                 |result, it| {
-                    // `None` means that the members have agreed on the plan of `Want::Open`, which `last` holds.
+                    // `None` means that the members have agreed on the value in `Want::Open`, which `last` holds.
                     let agreed = |agreed: Option<exchange::Agreement>| {
                         agreed.or_else(|| it.last.clone()).ok_or(Ending::OutOfStep)
                     };

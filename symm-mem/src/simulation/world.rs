@@ -58,7 +58,7 @@ pub(super) enum Event {
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
     /// rank, the token of the request, the [`Life`] (one creation) of the group, and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
-    /// The rank checks which peers have closed the plans of exchanges for which it still keeps memory lent, see
+    /// The rank checks which peers have closed the plans of exchanges for which it still lends memory, see
     /// [`World::collect`].
     Collect(u32),
     /// The first rank learns from its watchdogs that the second one is dead.
@@ -322,7 +322,7 @@ impl World {
     }
 
     /// Counts a [step](super) of the rank. Kills, stops or cuts off the rank if the trouble is due at this step.
-    /// Returns false if the rank is now dead.
+    /// Returns false if the rank dies at this step.
     pub(super) fn count_step(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
         self.stepped = Some(rank);
