@@ -22,10 +22,11 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// groups share a pool, the domain must contain the union of these groups, usually the world. If the domain contains
 /// only one group's ranks, its pools can be committed for that group and its subgroups.
 ///
-/// Every rank creates the domain itself. `uid` is the domain's number. All ranks must create the same number of domains
-/// under one `uid`. A domain's *generation* is the number of domains that the rank has created under this `uid`,
-/// including this one. Ranks agree only with ranks of the same generation. A commit that waits in vain for ranks of
-/// another generation ends with [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+/// Every rank creates the domain itself, under the same number, the `uid`. A rank can create several domains under one
+/// `uid`, and all ranks must create equally many. A domain's *generation* counts the domains that the rank has created
+/// under this `uid`, including this one. Ranks agree only with ranks of the same generation. A commit ends with
+/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch) in two cases: it waits in vain for a rank that
+/// has created fewer domains, or ranks of different generations wait for each other.
 ///
 /// A process must have the same rank in all domains of one store: its rank in the job. Otherwise the ranks cannot
 /// detect that they wait for each other in agreements of different pools.
@@ -153,7 +154,7 @@ impl Domain {
         &self.inner.store
     }
 
-    /// Returns the id of the next pool. Pools are numbered in the order of their creation.
+    /// Returns the id for a new pool. Pools are numbered in the order of their creation.
     pub(crate) fn next_pool(&self) -> PoolId {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
         let DomainState { uid, generation, instance, .. } = *self.inner;

@@ -25,7 +25,7 @@ use crate::{
 ///   [`OutOfStep`](ErrorKind::OutOfStep) instead.
 /// - If one member cannot do its part, and the others get a refusal that names this member, the member itself can get a
 ///   more exact kind instead, such as [`GroupOutsideDomain`](ErrorKind::GroupOutsideDomain) or
-///   [`NoChannels`](ErrorKind::NoChannels). The kinds state this.
+///   [`NoChannels`](ErrorKind::NoChannels). The docs of these kinds state this.
 /// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
 ///   that only this rank gets the error, and that the others have agreed without it.
 /// - Segments that get no windows are registered with `ncclCommRegister`. If this fails on one member, all members undo
@@ -73,7 +73,8 @@ impl CallContext {
     }
 
     /// Makes the error of an agreement of the group's members. `is_agreed` is true if the other members got `kind` too.
-    /// If it is false and the group has ended (`group_check` is an error), the reason of the end replaces `kind`.
+    /// If it is false and the group has ended (`group_check` is an error), the error's kind is [`ErrorKind::GroupOver`]
+    /// instead of `kind`.
     pub(crate) fn error_of_group(
         &self,
         group_check: Result<(), GroupError>,
@@ -150,8 +151,8 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns the name of the reason on which the members agreed, such as `SegmentCountMismatch` or `SyncTimeout`, if
-    /// the kind contains such a reason. Otherwise returns the name of the kind, such as `Store`.
+    /// If the kind contains a refusal or a [`Poison`](crate::Poison), returns the name of that reason, such as
+    /// `SegmentCountMismatch` or `SyncTimeout`. Otherwise returns the name of the kind, such as `Store`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.kind.name()

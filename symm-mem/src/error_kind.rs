@@ -29,8 +29,8 @@ pub enum ErrorKind {
     /// made. The group can begin its next rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
-    /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers or the set of
-    /// regions. An earlier plan or set of the same name is unchanged.
+    /// An [exchange](crate::exchange) was refused on all members. No member gets the plan of transfers, or the set of
+    /// regions, that was requested. An earlier plan or set of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
     /// A commit or retirement failed after the members had decided to carry it out, so they may now have different
@@ -44,8 +44,8 @@ pub enum ErrorKind {
     ///
     /// After a retirement, the segments are retired on all ranks, but some windows of them may still exist. Of the
     /// groups that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not
-    /// report, and groups that ended during the retirement. A rank with a poisoned group does not return the segments'
-    /// memory to the driver yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
+    /// finish in time, and groups that ended during the retirement. A rank with a poisoned group does not return the
+    /// segments' memory to the driver yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
     #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The reason, equal on all members.
@@ -127,11 +127,12 @@ pub enum ErrorKind {
         source: SymmetricError,
     },
     /// This rank could not allocate the slice of [`alloc_mapped`](crate::SymmetricPool::alloc_mapped), so it could not
-    /// map the slice either. By the default policy, the other members get a refusal of the commit that names the
-    /// difference.
+    /// map the slice either. With the default policy, the commit of the other members is then refused, and the refusal
+    /// names the difference.
     #[error(transparent)]
     Slice(#[from] SliceError),
-    /// The group's members have not called `rendezvous` for this memory.
+    /// [`Rendezvous::get`](crate::rendezvous::Rendezvous::get) was called for memory that no
+    /// [`rendezvous`](crate::rendezvous::Rendezvous::rendezvous) of the group has mapped.
     #[error(
         "RendezvousMissing: the group has had no rendezvous for the memory at {address:#x}; all members call `rendezvous` \
          first"
@@ -140,7 +141,8 @@ pub enum ErrorKind {
         /// The address of the memory.
         address: u64,
     },
-    /// A block was allocated after the last commit that compared the members' requests.
+    /// The block given to [`symmetric_memory`](crate::SymmetricPool::symmetric_memory) was allocated after the last
+    /// commit that compared the members' requests.
     #[error(
         "NotCompared: the block's request has number {request}, and the members have compared their first {compared} \
          requests, so the block may be at another place on a peer; all members commit the pool with \
@@ -169,8 +171,8 @@ pub enum ErrorKind {
         reason: Option<Unmapped>,
     },
     /// This rank has too few adjacent free channels for a plan or a set of regions of an [exchange](crate::exchange). A
-    /// channel is a slot for the signals of one peer: those of one transfer, or those of the regions. The other members
-    /// get a refusal that names this rank.
+    /// channel is a slot into which one peer writes the signals of one transfer of a plan, or those of a set of
+    /// regions. The other members get a refusal that names this rank.
     #[error(
         "NoChannels: the plan needs {wanted} adjacent channels, {free} of {channels} are free on this rank (some are held by \
          plans that peers have not let go of); drop plans, or make the exchange with more"
@@ -183,7 +185,7 @@ pub enum ErrorKind {
         /// Number of channels of this exchange.
         channels: usize,
     },
-    /// The list of an exchange's members lacks this rank, or contains an index that is not less than the group's size.
+    /// The list of an exchange's members lacks this rank, or contains a number that is not a rank of the group.
     #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
     NotAMember {
         /// The members of the exchange, as ranks in the group.
@@ -194,9 +196,9 @@ pub enum ErrorKind {
         world: usize,
     },
     /// This rank cannot create an exchange yet: another rank of this process has dropped plans or regions, and at the
-    /// deadline was still closing memory of its peers or freeing its own. The driver calls that close or free memory
-    /// can block until that rank's device is idle, and meanwhile could block the transfers of this rank. The other
-    /// members of the exchange get a refusal that names this rank.
+    /// deadline was still closing memory of its peers or freeing its own. These driver calls can block until that
+    /// rank's device is idle. Until then, they could also block the transfers of this rank. The other members of the
+    /// exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -260,7 +262,8 @@ pub enum ErrorKind {
     /// The group accepts no direct path: it has another P2P policy, already has a path, or has ended.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// This rank's memory cannot be allocated. The other members get an error that names this rank.
+    /// This rank cannot allocate the memory that the operation needs. The other members get an error that names this
+    /// rank.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
     /// A driver call failed on this rank, or the driver lacks a required feature. The other members get an error that
@@ -280,8 +283,8 @@ impl ErrorKind {
     ///
     /// - `refused` converts a refusal.
     /// - `failure` is the store's error, if the store failed.
-    /// - `groups` are the group of a commit, or the poisoned groups of a retirement. Empty for other agreements, which
-    ///   poison no groups.
+    /// - `groups` is the group of a commit, or the poisoned groups of a retirement. It is empty for other agreements,
+    ///   which poison no groups.
     pub(crate) fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,

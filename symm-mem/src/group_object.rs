@@ -1,4 +1,5 @@
-//! [`GroupObject`]: when a group ends, ends the waits for other ranks in an agreement about the group.
+//! [`GroupObject`] tells an agreement about a group that the group has ended, so that the agreement stops waiting for
+//! other ranks.
 
 use std::{any::Any, sync::Arc};
 
@@ -11,17 +12,21 @@ use process_group::{
 
 use crate::agreement::ending::gone;
 
-/// The [`Object`] of an agreement about one or more groups: the value through which the agreement learns that one of
-/// these groups has ended.
+/// The [`Object`] of an agreement about one or more groups. Through it, the agreement learns that one of the groups has
+/// ended.
 pub(crate) struct GroupObject<C, H> {
-    /// This rank, by its number in the agreement.
+    /// This rank, as a rank of the job. It is reported as the rank that ended the group if the group's error names
+    /// none.
     pub(crate) rank: u32,
     /// The store of the agreement.
     pub(crate) store: Arc<dyn Store>,
-    /// Returns an error once one of the groups has ended, unless `ignores` returns true for the error.
+    /// Returns an error once one of the groups has ended. The agreement then stops waiting. This closure itself must
+    /// leave out the errors for which `ignores` returns true, because `GroupObject` applies `ignores` only to the
+    /// reports of health monitors.
     pub(crate) check: C,
-    /// Returns the health monitors' handles, for those groups that have a health monitor. If such a group ends, the
-    /// agreement's current wait ends at once. If another group ends, the wait ends at the next call of `check`.
+    /// Returns the health monitors' handles of those groups that have one. If such a group ends, its monitor ends the
+    /// agreement's current wait at once, unless `ignores` returns true for the error. The end of a group without a
+    /// monitor is noticed at the next call of `check`, after at most 0.5 s.
     pub(crate) health: H,
     /// Returns true if the agreement goes on waiting although this error has ended a group.
     pub(crate) ignores: fn(&GroupError) -> bool,

@@ -1,12 +1,12 @@
-//! Symmetric memory: pools with the same block layout on every rank. The ranks agree to register pool segments as
-//! NCCL windows.
+//! Symmetric memory: pools with the same block layout on every rank. A pool's memory consists of segments, and each
+//! block lies in one segment. The ranks agree to register segments as NCCL windows.
 //!
 //! The ranks of a [`Domain`] must make the same requests of a [`SymmetricPool`] (allocations, reservations and frees)
 //! in the same order. A [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group of
 //! ranks ([`SymmetricGroup`]). It registers them on all members or on none, in the same order on every member. If the
-//! members made different requests, every member gets the same error before its deadline. The error names the ranks,
-//! the segment, the different values, and the first allocation that differs. Earlier commits stay valid, and other
-//! groups are not affected.
+//! members made different requests, then by default no segment is registered, and every member gets the same error. The
+//! time until then is limited by [`CommitOptions::deadline`]. The error names the ranks, the segment, the different
+//! values, and the first allocation that differs. Earlier commits stay valid, and other groups are not affected.
 //!
 //! Out of scope: the placement of blocks in segments ([`caching_alloc::core::symmetric`]), and communicators and
 //! collectives ([`process_group`]).
@@ -22,7 +22,7 @@
 //!     None => println!("{} windows in {:?}", report.new_windows, report.elapsed),
 //!     Some(reason) => println!("the same offsets everywhere, but no windows: {reason}"),
 //! }
-//! // If the buffer is in a window, the all-reduce of every rank reads and writes its peers' memory directly.
+//! // If the buffer is in a window, an all-reduce on it reads and writes the other ranks' memory directly.
 //! let found = pool.lookup(gradients.ptr(), gradients.bytes(), world.id())?;
 //! # Ok(())
 //! # }
@@ -39,27 +39,27 @@
 //! | [`sharing`] | the transport of memory handles between ranks |
 //! | `membership` | the state of a pool in its groups: commits, retirements, windows and look-up |
 //! | `pool` | a pool's memory: segments, blocks, and the pins that keep them allocated for captures and graphs |
-//! | `symmetric_pool` | [`SymmetricPool`], over `membership` and `pool` |
+//! | `symmetric_pool` | [`SymmetricPool`], built on `membership` and `pool` |
 //! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`commit_all`], [`Explanation`], [`Error`] |
 //!
 //! # Invariants
 //! | | invariant | enforced by |
 //! |---|---|---|
-//! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places a block and logs the request; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
-//! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before the rank offers any segment to the members |
-//! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
+//! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places a block and logs the request; only `commit` (also under its name [`attach`](SymmetricPool::attach)) and [`SymmetricPool::retire`] call the communicator |
+//! | I2 | a pool is committed only for groups inside its domain | a check before the rank offers any segment to the members ([`ErrorKind::GroupOutsideDomain`]) |
+//! | I3 | a segment is identified by its pool and its ordinal (its number in the pool), and a group by its number and epoch, never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group commits each segment at most once; its log of committed and retired segments is equal on all members, and only grows until the pool [forgets](SymmetricPool::forget) the group | [`agreement::GroupLog`]; each member posts the log's hash in its record of every commit and retirement, and the members compare the hashes ([`Poison::CommittedLogDiverged`], [`Refusal::CommittedLogDiverged`]) |
-//! | I5 | a communicator runs one call at a time that registers or deregisters a window, and never under the pool's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
-//! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order fails by its deadline, with the list of waiting ranks |
+//! | I5 | at most one call at a time registers or deregisters windows of a communicator, and the pool's lock is not held during the call | only one commit or retirement at a time uses a communicator, which also has a call guard of its own; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
+//! | I6 | all ranks run their commits for several groups in the same order | [`commit_all`] runs them in ascending order of the group ids; if ranks use different orders and so wait for each other, the commits fail, with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`RegistrationState`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned (its members may have different windows: [`Poison`]) or forgotten |
 //! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. Exception: the memory of a retired segment is freed earlier, but only once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a [declared capture](SymmetricPool::begin_capture), and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
-//! | I11 | the memory of a block that captured work uses goes to no other block while the graph exists | each use in a capture pins the block ([`cuda_driver::graph_memory`]); the graph and its executables hold the pin |
+//! | I11 | if captured work uses a block, the block's memory goes to no other block while the graph exists | each use in a capture pins the block ([`cuda_driver::graph_memory`]); the graph and its executables hold the pin |
 //!
-//! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire)
-//! its segment. A segment can be retired only if no rank has a block or a graph that uses it.
+//! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire) its
+//! segment. A segment can be retired only if no rank has a block in it or a graph that uses it.
 //! [`SymmetricPool::explain`] reports how a group's collectives access a buffer, and why.
 
 pub mod agreement;

@@ -13,7 +13,7 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// A rank's support of windows for a group.
+/// Whether a rank supports windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
     /// The library supports windows for this group, as far as the rank can determine before it registers a window.
@@ -39,7 +39,7 @@ wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
     /// Returns the first capability that differs between the ranks, and its value on each rank as text. Returns `None`
-    /// if all are equal.
+    /// if all capabilities are equal.
     pub(super) fn difference(of_ranks: &[(u32, &Self)]) -> Option<(Capability, ValuesByRank<String>)> {
         let libraries = split(of_ranks, |it| it.library);
         if !libraries.is_unanimous() {

@@ -1,13 +1,13 @@
 //! The agreement on one commit. Every member posts its [record](CommitRecord). The decision on the records can assign
-//! an action, which is work that every member executes. A verdict on the outcomes of all members follows each action,
-//! and can assign the next one. The phases:
+//! an action, which is work that every member executes. Each member then posts an outcome, and a verdict on the
+//! outcomes of all members follows. The verdict can assign the next action. The phases:
 //!
 //! | phase | work |
 //! |---|---|
 //! | records | every member posts its record; [`decide`] computes the decision |
 //! | search | only if the allocation logs differ: the members search for the first operation that differs ([`super::search`]). Each step of the search is an action. All steps together have the time limits of one action |
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
-//! | opening | only if every member can open the memory of the others: it does so and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, which usually is the registration |
+//! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually those of the registration |
 //!
 //! Before the decision on the records, each member has its own deadline. If the records of the others do not arrive in
 //! time, the commit is refused, and the group is not poisoned. After the decision, all members have the same time
@@ -17,7 +17,7 @@
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
 //! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: after
 //! a decision to refuse the commit, the members only search for details of the error. A member that loses the store in
-//! this search keeps the group.
+//! this search does not treat the group as failed.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 
@@ -142,7 +142,7 @@ pub fn ending(
     }
     let failed = |failure: Failure| match last {
         // In these actions, some members may have registered or opened segments. In a search, none has: the members
-        // agreed on the failure instead of the next action.
+        // agreed on the failure instead of on the next action.
         Some(CommitPlan::Register { .. } | CommitPlan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

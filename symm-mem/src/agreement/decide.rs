@@ -45,7 +45,7 @@ fn poison(poison: Poison) -> CommitDecision {
 /// 6. All ranks have the same new segments and allocation logs. Exception: with [`Policy::Prefix`], the segments before
 ///    the first difference are committed. If the logs differ, the members first search for the operation at which they
 ///    diverge.
-/// 7. If the segments become windows, they fit into the symmetric address space.
+/// 7. If the segments become windows, they fit into the symmetric address space that the communicator has left.
 pub fn decide(records: &[(u32, CommitRecord)]) -> CommitDecision {
     let mut sorted: Vec<RankedRecord<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
@@ -156,8 +156,8 @@ pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + 
 }
 
 /// For each group, compares the counts of the ranks that have an entry for the group. Returns a refusal if these ranks
-/// have enqueued different numbers of collectives, or if one of them has enqueued more or fewer sends than its peer has
-/// enqueued matching receives. `ranks` must be in ascending order.
+/// have enqueued different numbers of collectives, or if one of them has enqueued more or fewer sends to a peer than
+/// the peer has enqueued receives from it. `ranks` must be in ascending order.
 pub(super) fn unmatched_work<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -177,10 +177,10 @@ pub(super) fn unmatched_work<'a>(
     })
 }
 
-/// Returns a refusal for the first pair of `ranks` in which one rank has enqueued more or fewer sends than the other
-/// has enqueued receives, or `None` if there is no such pair. `ranks` must be in ascending order. Skips pairs with a
-/// peer that is not in `ranks`, because the peer's counts are unknown. Skips pairs with captured messages, because the
-/// number of graph launches is unknown.
+/// Returns a refusal for the first pair of `ranks` in which one rank has enqueued more or fewer sends to the other than
+/// the other has enqueued receives from it. Returns `None` if there is no such pair. `ranks` must be in ascending
+/// order. Skips pairs with a peer that is not in `ranks`, because the peer's counts are unknown. Skips pairs with
+/// captured messages, because the number of graph launches is unknown.
 fn unmatched_messages(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -279,7 +279,7 @@ fn exhausted(records: &[RankedRecord<'_>], segments: &[Segment]) -> Option<Refus
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
 /// The first rule that applies determines the verdict:
-/// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the poison names only the rank that
+/// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the poison blames only the rank that
 ///    ended the group. The end of the group aborts the communicators of all members, so the registrations of other
 ///    members can fail without their fault.
 /// 2. A member posted [`RegistrationOutcome::Failed`]: the group is poisoned. This rule comes before rule 3, because a

@@ -10,7 +10,7 @@ use process_group::{
 use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
-/// The reason why an agreement has no result on this member. `R` is the type of a refusal's reason. It is [`Refusal`]
+/// The reason why an agreement has no result on this member. `R` is the type of the reason for a refusal: [`Refusal`]
 /// for a commit, a plain registration, a retirement or an agreement on a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<R = Refusal> {
@@ -75,12 +75,12 @@ impl<R: From<Failure>> Ending<R> {
 }
 
 impl Ending {
-    /// Returns true for a refusal or a poison, because all members get the same one. Returns false if members did not
-    /// arrive in time or were lost, and for all other endings. If the result is false and the group has ended, the
-    /// caller reports the end of the group instead.
+    /// Returns true if all members get the same ending. This is so for a refusal or a poison, unless its reason is that
+    /// members did not arrive in time or were lost: members whose group has ended then report the end of the group
+    /// instead. Returns false for all other endings.
     ///
-    /// In two cases the result is true, but it is possible that only this member has the ending: this member could not
-    /// undo a plain registration, or this rank's list of members differs from the list of the others.
+    /// In two cases the result is true although it is possible that only this member has the ending: this member could
+    /// not undo a plain registration, or this rank's list of members differs from the list of the others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -91,8 +91,8 @@ impl Ending {
         }
     }
 
-    /// Returns the poison for the groups of the commit or retirement, if this rank cannot find out whether all members
-    /// have the same windows. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
+    /// If this rank cannot find out whether all members have the same windows, returns the poison for the groups of the
+    /// commit or retirement. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
     /// failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {

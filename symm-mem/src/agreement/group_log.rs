@@ -206,8 +206,8 @@ impl GroupLog {
         Place { name: self.meeting(round).name(), members: self.members.clone() }
     }
 
-    /// Updates this state with the result of the last commit: adds the committed segments to the log, or keeps the
-    /// poison. `segments` are the new segments that [`begin`](Self::begin) returned.
+    /// Applies the result of the last commit to this state: adds the committed segments to the log, or sets the poison.
+    /// `segments` are the new segments that [`begin`](Self::begin) returned.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
         let round = self.rounds.last();
         match result {

@@ -25,7 +25,8 @@ impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its [patience](Member::patience) ends. Members remove the stored keys after the next meeting.
+    /// its [patience](Member::patience) ends. Members remove the stored keys after a later agreement on a length of the
+    /// same pool has succeeded.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;
@@ -56,8 +57,9 @@ impl Protocol for LengthProtocol {
 }
 
 impl Start<LengthProtocol> {
-    /// Prepares the start of agreement number `round` about `pool` on rank `rank`. `members` are all ranks of the
-    /// domain. This rank needs `bytes` bytes. `deadline` is the time limit of the agreement, counted from its start.
+    /// Prepares the start of an agreement on the length of an allocation from `pool`. `round` is the number of the
+    /// agreement, from 0. `rank` is this rank, and `members` are all ranks of the domain. This rank needs `bytes`
+    /// bytes. `deadline` is the time limit of the agreement, counted from its start.
     #[must_use]
     pub fn length(
         pool: PoolId,

@@ -4,8 +4,8 @@
 //! - [`CommitProtocol`]: a commit. The members of a group agree on the segments to be registered as windows.
 //!   [`CommitRecord`] is the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure
 //!   functions of the members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
-//! - [`RegistrationProtocol`]: a plain registration. The members of a group agree to register segments that have no
-//!   windows with `ncclCommRegister`.
+//! - [`RegistrationProtocol`]: a plain registration. The members of a group agree whether to register segments that
+//!   have no windows. The registration is made with `ncclCommRegister`.
 //! - [`RetireProtocol`]: a retirement. All ranks of the pool's [domain](crate::Domain) agree to retire segments: to
 //!   deregister their windows on all ranks, and then to free their memory.
 //! - [`LengthProtocol`]: all ranks of the domain agree on the length of an allocation.

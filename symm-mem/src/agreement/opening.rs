@@ -1,7 +1,7 @@
 //! The last part of a commit: every member opens the new segments of the others, and also their signal pads if it has
 //! not opened them in an earlier commit. A signal pad is memory by which the other members signal to a rank. If one
-//! member fails, no member keeps the memory open. The commit succeeds nevertheless, and its result contains the reason
-//! ([`Unmapped`]).
+//! member fails, no member keeps the memory of this commit open. The commit succeeds nevertheless, and its result
+//! contains the reason ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::sharing;
 
-/// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments and the signal pad, if
-/// offered, of every other member. Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be
-/// sorted by rank.
+/// Returns [`PeerMappings::Offered`] if every member can open the memory of every other member: the first `segments`
+/// new segments, and the signal pad if one is offered. Otherwise returns [`PeerMappings::Unmapped`] with the reason.
+/// `records` must be sorted by rank.
 pub(super) fn decide(records: &[(u32, &CommitRecord)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },

@@ -25,10 +25,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// This rank's proposal for the number of the first new segment. The members of a group number the segments that
-    /// they map from each other, from 0, over all pools that are committed for the group. The first new segment gets
-    /// the highest proposal of the members, and the following segments get the next numbers. So a segment has the same
-    /// number on every member.
+    /// This rank's proposal for the number of the first new segment. The members of a group give a number to each
+    /// segment that they map from each other, from 0, across all pools that are committed for the group. The first new
+    /// segment gets the highest proposal of the members, and the following segments get the next numbers. So a segment
+    /// has the same number on every member.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.

@@ -18,8 +18,8 @@ use crate::sharing;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitProtocol;
 
-/// The decision on the records of a commit, or the verdict on an action: the decision on the members' outcomes of the
-/// action.
+/// The next action of all members, or the end of the commit. It follows from the members' records or, after an action,
+/// from their outcomes. After an action it is called the verdict.
 pub type CommitDecision = agreement::Decision<CommitProtocol>;
 
 /// The agreed result of a commit, equal on all members.
@@ -187,7 +187,7 @@ pub enum RegistrationOutcome {
     Failed {
         /// The segment, if known.
         ordinal: Option<u32>,
-        /// The error of the library.
+        /// The error of the library, or another description of the problem.
         cause: String,
     },
     /// The registration did not return in time.

@@ -19,7 +19,7 @@ pub enum Poison {
     /// The members' logs of committed segments differ.
     #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
     CommittedLogDiverged {
-        /// Each rank's log.
+        /// The state of each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
     /// A rank's registration failed. Or a plain registration failed on another member, and the rank could not undo its
@@ -68,11 +68,12 @@ pub enum Poison {
         with: Vec<u32>,
         /// The members without windows, ascending.
         without: Vec<u32>,
-        /// The reason for the missing windows, and the members on which the registration did not return in time.
+        /// The reason for the missing windows, and the members, if any, on which the registration did not return in
+        /// time.
         reason: String,
     },
-    /// A rank posted its record and could not read the members' decision. It lost the store, or could not decode a
-    /// stored value, or another process runs as this rank.
+    /// A rank posted its record and could not read the members' decision. It lost the store, could not decode a stored
+    /// value, or has found a bug of this crate. Or another process runs as this rank.
     #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.

@@ -72,9 +72,10 @@ pub struct Segment {
 wire_struct!(Segment { ordinal, bytes, flags, log });
 
 impl Segment {
-    /// Flag: on this rank, the segment's addresses directly follow those of the previous segment, and the library
-    /// accepts both segments as one window. If all ranks set the flag, and one commit registers both segments, they
-    /// become one window. The flag has no other effect.
+    /// Flag: on this rank, the segment's addresses directly follow those of the previous segment, and both can share a
+    /// window ([`CommitOptions::joined`](crate::CommitOptions::joined) is true, and the library supports it). If all
+    /// ranks set the flag, and one commit registers both segments, they become one window. The flag has no other
+    /// effect.
     pub const FOLLOWS: u32 = 1;
 
     /// Returns the segment without the flag [`FOLLOWS`](Self::FOLLOWS), for comparisons between ranks.
@@ -115,8 +116,8 @@ wire_enum!(Readiness {
     4 => Poisoned(poison),
 });
 
-/// The amount of work that a rank has enqueued on its device for one group, since it created the group. The amounts
-/// must match between the group's members.
+/// The numbers of collectives and messages that a rank has enqueued on its device for one group, since it created the
+/// group. The numbers must match between the group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
@@ -137,8 +138,8 @@ pub struct MessageCounts {
     pub sent: u64,
     /// The number of receives from the peer.
     pub received: u64,
-    /// True if captured graphs contain any of these sends and receives. The counts are then ignored, because the number
-    /// of graph launches is unknown.
+    /// True if captured graphs contain sends to or receives from the peer. The counts are then ignored, because the
+    /// number of graph launches is unknown.
     pub captured: bool,
 }
 wire_struct!(MessageCounts { peer, sent, received, captured });
@@ -154,7 +155,7 @@ pub struct CommitRecord {
     pub readiness: Readiness,
     /// The capabilities of the rank's libraries.
     pub capabilities: Capabilities,
-    /// The work enqueued on the rank's device, by group.
+    /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each group.
     pub enqueued: Vec<Enqueued>,
     /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
     /// as much address space as the largest device of the members has memory. Each rank knows only its own device, and

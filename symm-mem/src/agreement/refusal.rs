@@ -13,7 +13,7 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The size and the flags of a segment, without its history.
+/// The size and the flags of a segment, without its state of the allocation log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// The size in bytes.
@@ -89,8 +89,8 @@ pub enum Refusal {
         ordinal: Option<u32>,
         /// The number of new segments, from the first, that are equal on all ranks. 0 in a retirement.
         common: u32,
-        /// The allocation log of each rank just after the operation that created segment `ordinal`, or the whole log if
-        /// `ordinal` is `None`.
+        /// The state of each rank's allocation log just after the operation that created segment `ordinal`, or at the
+        /// end of the log if `ordinal` is `None`.
         logs: ValuesByRank<LogPoint>,
         /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
@@ -200,7 +200,8 @@ pub enum Refusal {
         /// The number of receives enqueued by `to`.
         received: u64,
     },
-    /// The communicator has too little symmetric address space left for the new windows.
+    /// The communicator has too little symmetric address space left for the new windows. NCCL reserves this range of
+    /// addresses for windows.
     #[error(
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
@@ -220,8 +221,8 @@ pub enum Refusal {
         missing: Vec<Absentee>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
-        /// If ranks wait for each other in a circle of different agreements: the wait of each rank in the circle.
-        /// Otherwise empty. Every rank in the circle gets the same list.
+        /// If ranks wait for each other in a circle of different agreements: each rank in the circle, with the
+        /// agreement in which it waits. Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
     /// A rank ended the group, or was found to be lost, while other members waited for it.
@@ -252,8 +253,8 @@ pub enum Refusal {
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
-        /// If ranks wait for each other in a circle of different agreements: the wait of each rank in the circle.
-        /// Otherwise empty. Every rank in the circle gets the same list.
+        /// If ranks wait for each other in a circle of different agreements: each rank in the circle, with the
+        /// agreement in which it waits. Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
     /// Ranks asked to retire different segments.
@@ -293,7 +294,7 @@ pub enum Refusal {
     CommittedLogDiverged {
         /// The group.
         group: GroupId,
-        /// Each rank's log.
+        /// The state of each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
     /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.

@@ -177,7 +177,8 @@ impl Release {
 pub enum RetirePlan {
     /// Wait until the rank's device is idle.
     Quiesce {},
-    /// Unmap the peers' segments, and deregister the windows and plain registrations of the segments.
+    /// Unmap the retired segments of the peers. Then deregister the windows and plain registrations of this rank's
+    /// retired segments.
     Deregister {},
 }
 wire_enum!(RetirePlan { 0 => Quiesce {}, 1 => Deregister {} });
@@ -285,7 +286,8 @@ impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its [patience](Member::patience) ends. Members remove the stored keys after the next meeting.
+    /// its [patience](Member::patience) ends. Members remove the stored keys after a later retirement of the same pool
+    /// has succeeded.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;

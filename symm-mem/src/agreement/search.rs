@@ -1,9 +1,9 @@
 //! Finds the first difference of allocation histories by a search over the hashes of their prefixes.
 //!
 //! The hash after n operations covers all n of them, so it is equal on all ranks up to the first difference and unequal
-//! after it. In every round, each rank posts its hashes at the same few lengths, the points. The next round searches
-//! the range between the last point with equal hashes and the first point with unequal hashes. Once only one operation
-//! remains, each rank posts this operation.
+//! after it. The search runs in rounds, each of which is one action of the commit. In every round, each rank posts its
+//! hashes at the same few lengths, the points. The next round searches the range between the last point with equal
+//! hashes and the first point with unequal hashes. Once only one operation remains, each rank posts this operation.
 
 use super::{
     ValuesByRank,
@@ -42,7 +42,8 @@ impl Range {
         Some(Self { low: low.min(high), high })
     }
 
-    /// Returns the lengths at which hashes are compared, in ascending order. The first is `low` and the last is `high`.
+    /// Returns the points: the lengths at which hashes are compared, in ascending order. The first is `low` and the
+    /// last is `high`.
     pub fn points(&self) -> Vec<u64> {
         let width = self.high.saturating_sub(self.low);
         let parts = width.clamp(1, PARTS);

@@ -152,9 +152,9 @@ fn other_epoch(
 }
 
 /// Compares the generations of `domain` in which ranks wait. A generation is the number of times that a rank has
-/// created the domain. `circle` is a circular wait: the agreement in which each of its ranks waits. For each rank that
-/// waits in a meeting of `domain`, the result contains the generation from the meeting's name. Returns `None` if all
-/// these generations are equal.
+/// created the domain. `circle` lists the ranks of a circular wait, each with the agreement in which it waits. For each
+/// rank that waits in a meeting of `domain`, the result contains the generation from the meeting's name. Returns `None`
+/// if all these generations are equal.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));
