@@ -220,7 +220,7 @@ pub enum ErrorKind {
     /// Members gave different options of a direct path.
     #[error("rank {rank} installs it with {options}, this rank with {own}")]
     OptionsDiffer {
-        /// The first rank whose options differ from this rank's, as a rank of the job.
+        /// The lowest rank whose options differ from this rank's, as a rank of the job.
         rank: usize,
         /// The options of that rank.
         options: String,
@@ -240,10 +240,10 @@ pub enum ErrorKind {
         /// Ranks of the job that run on other hosts.
         ranks: Vec<usize>,
     },
-    /// A member failed or was late, so no member has a direct path.
+    /// A member could not set up its part of the direct path, or did not do so in time. So no member has the path.
     #[error("rank {rank} has none: {problem}")]
     Unmade {
-        /// The first member that failed or, if none failed, the first that was late. A rank of the job.
+        /// The lowest rank that failed or, if none failed, the lowest that was late, as a rank of the job.
         rank: usize,
         /// The failure on that rank.
         problem: String,

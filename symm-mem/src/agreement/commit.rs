@@ -9,10 +9,10 @@
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
 //! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually those of the registration |
 //!
-//! Before the decision on the records, each member has its own deadline. If the records of the others do not arrive in
-//! time, the commit is refused, and the group is not poisoned. After the decision, all members have the same time
-//! limits, computed from the longest of their deadlines. The limits have lower bounds, because a registration that
-//! exceeds its limit poisons the group.
+//! A member waits for the records of the others for 3/8 of its own deadline. If records are then still missing, the
+//! commit is refused, and the group is not poisoned. After the decision, all members have the same time limits,
+//! computed from the longest of their deadlines. The limits have lower bounds, because a registration that exceeds its
+//! limit poisons the group.
 //!
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
 //! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: after

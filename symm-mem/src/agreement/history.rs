@@ -165,9 +165,8 @@ pub enum Divergence {
     /// - The pools differ before their first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
         /// - If this is 0: even the hashes of the empty logs differ, because the pools have different geometries.
-        /// - Otherwise: the number of the first operation that differs is less than this. Different geometries are
-        ///   possible too, because the search compares the hashes of the empty logs only if its range begins at length
-        ///   0.
+        /// - Otherwise: the number of the first operation that differs is less than this. Or the pools have different
+        ///   geometries: the search detects these only if its range begins at length 0.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

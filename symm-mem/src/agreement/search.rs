@@ -123,7 +123,7 @@ pub(super) fn conclude_search(sequence: u64, answers: impl IntoIterator<Item = (
     }));
     let divergence = match operations.entries.iter().any(|entry| entry.value.is_some()) {
         true => Divergence::At { sequence, operations, can_grant },
-        // The logs of some ranks end before this operation, and the logs of the others no longer have it.
+        // Each rank's log ends before this operation, or no longer has it.
         false => Divergence::Forgotten { before: sequence + 1 },
     };
     Finding::End { divergence }

@@ -19,8 +19,8 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
     assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
 }
 
-/// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
-/// plans of rank 0, each with the time at which its action began and the deadline of the action.
+/// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action of rank 0 takes 2 s.
+/// Returns the plans of rank 0, each with the time at which its action began and the deadline of the action.
 fn searched() -> Vec<(CommitPlan, Duration, Duration)> {
     let machine = |rank: u32| {
         let (_, record) = plain(rank, &[(64, 1)]);
