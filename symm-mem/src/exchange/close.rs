@@ -1,8 +1,8 @@
 //! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" stands for both.
 //!
 //! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
-//! reports this to the peers. After that, the rank keeps its own buffers and signal slots of the plan until all peers
-//! have closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
+//! reports this to the peers. After that, the rank keeps its own buffers and [signal slots](super::slots) of the plan
+//! until all peers have closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
 //! [quarantined](Quarantined).
 //!
 //! The *closing thread* of the exchange does this, so dropping a plan never blocks on transfers under way, on the
@@ -40,7 +40,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 pub(super) struct Closer {
     /// Time within which the peers must close a plan, counted from the time at which this rank has closed it.
     lease: Duration,
-    /// Creation time of this value. Leases count their time from here.
+    /// Creation time of this value. The time at which a lease ends is counted from here.
     begun: Instant,
     state: Mutex<CloserState>,
     changed: Condvar,
@@ -54,8 +54,8 @@ struct CloserState {
     /// True while the closing thread works on the plans that it has taken out of `dropped`.
     busy: bool,
     stopping: bool,
-    /// True once the deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped
-    /// plans, and treats all running leases as overdue.
+    /// True while a call of [`Closer::settle`] waits past its deadline. The closing thread then aborts the transfers of
+    /// dropped plans, and treats all running leases as overdue.
     past_deadline: bool,
 }
 

@@ -17,7 +17,7 @@ use super::{Fault, Memory, generation::Generations, quiet, slots::Words};
 use crate::{lock::lock, sharing::Imported};
 
 /// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
-/// that wait for a notification of this rank are released only at the deadlines of these waits.
+/// that wait for a notification from this rank are released only at the deadlines of these waits.
 const DROP_NOTICE_ATTEMPTS: u32 = 4;
 
 /// The state of a `Plan`, or of the transfers between the regions of this rank and one peer: the signals, and the
@@ -28,8 +28,8 @@ pub(super) struct Core {
     /// The peers' memory that the plan uses, until the plan is [closed](Self::close).
     imports: Mutex<Vec<Arc<Imported>>>,
     fault: Arc<OnceLock<Fault>>,
-    /// True once the watch thread has reported the fault to the peers, by the [abort words](Words::abort) of their
-    /// slots.
+    /// True once the [watch thread](super::watch) has reported the fault to the peers, by the [abort
+    /// words](Words::abort) of their slots.
     pub(super) told: AtomicBool,
     /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
@@ -60,8 +60,8 @@ pub(super) struct CoreParts {
     pub(super) endpoints: Vec<TransferEndpoint>,
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
-    /// True for agreed regions. The closing thread then tells the peer when this rank has dropped its regions. False
-    /// for a `Plan`, and for the remains of an agreement that has failed.
+    /// True for agreed regions. The [closing thread](super::close) then tells the peer when this rank has dropped its
+    /// regions. False for a `Plan`, and for the remains of an agreement that has failed.
     pub(super) is_regions: bool,
 }
 

@@ -49,7 +49,7 @@ pub enum Fault {
         awaited: Awaited,
         /// Time since the late operation was enqueued. An earlier operation of the same stream may have delayed it. If
         /// the first operation under way on the stream belongs to the same plan and has a deadline, `transfer`, `peer`
-        /// and `awaited` describe that operation instead.
+        /// and `awaited` describe that first operation, and not the late one.
         waited: Duration,
     },
     /// The plan, or the transfers between regions, have failed on a peer. Or a peer has dropped its regions.
@@ -122,7 +122,7 @@ pub enum TransferError {
         /// Its strides, in elements.
         strides: Vec<usize>,
     },
-    /// The range leaves the memory.
+    /// The range extends beyond the memory.
     #[error("{bytes} bytes at byte {offset} leave the memory of {whole} bytes")]
     OutOfBounds {
         /// First byte of the range.
@@ -182,7 +182,7 @@ pub enum TransferError {
         /// Number of indices of the peer's ranges.
         remote: usize,
     },
-    /// Another set of regions has [prepared](super::PreparedRanges) the ranges, or the `local` ranges are not this
+    /// The ranges were [prepared](super::PreparedRanges) by another set of regions, or the `local` ranges are not this
     /// rank's. Nothing was transferred.
     #[error(
         "OtherRanges: the {side} list has ranges of rank {rank} in regions {regions:?} of generation {generation}; \

@@ -1,6 +1,6 @@
-//! Peers' memory that an exchange has open on this rank. An allocation that is already open is not opened again, with
-//! one exception: two concurrent agreements of different sets of members may both open it. An allocation is closed when
-//! the last plan or set of [regions](super::Regions) that uses it is closed.
+//! Peers' memory that an exchange has open on this rank. An exchange opens each allocation once, unless two concurrent
+//! agreements of different sets of members both need it. An allocation is closed when the last plan or set of
+//! [regions](super::Regions) that uses it is closed.
 
 use std::{
     collections::HashMap,

@@ -2,10 +2,10 @@
 //!
 //! In this file, "plan" also stands for a set of [regions](super::Regions).
 //!
-//! The peers of a plan access this rank's buffers and signal slots. A rank *closes* a plan after its program has
-//! dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it must keep
-//! its own buffers and slots until all peers have closed the plan too. This time is the lease. It begins when this rank
-//! has closed the plan, and ends at the first of these:
+//! The peers of a plan access this rank's buffers and [signal slots](super::slots). A rank *closes* a plan after its
+//! program has dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it
+//! must keep its own buffers and slots until all peers have closed the plan too. This time is the lease. It begins when
+//! this rank has closed the plan, and ends at the first of these:
 //!
 //! - Every peer has reported that it has closed the plan.
 //! - The time [`ExchangeOptions::lease`](super::ExchangeOptions::lease) is over.

@@ -46,7 +46,7 @@ pub(super) struct AgreedExchange<'a> {
     pub(super) key: &'a str,
     /// Name of the plan, or of the set of regions.
     pub(super) plan: &'a str,
-    /// The slots that this rank has allocated for the plan or regions.
+    /// The [signal slots](super::slots) that this rank has allocated for the plan or regions.
     pub(super) slots: Range<usize>,
     pub(super) agreement: &'a Agreement,
     /// The peers' allocations that were open on this rank before the agreement.
@@ -193,7 +193,7 @@ impl Exchange {
 
     /// Runs the agreement of the members `ranks`. `key` is the prefix of its store keys. If the members must open
     /// memory, this rank opens the peers' memory that it accesses, and sets `opened`. On success, returns the
-    /// agreement, or `None` if the members have succeeded but this rank has not received the agreement.
+    /// [`Agreement`], or `None` if the members have succeeded but this rank has not received it.
     fn run(
         &self,
         key: &str,

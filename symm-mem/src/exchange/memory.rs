@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// A contiguous range of memory that this rank has allocated on a CUDA device, and that peers can open for transfers.
-/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [slice](Self::of_slice) of one
-/// of these, in a [`PeerMemory`], in memory of `cuMemAlloc`, or in [memory of another owner](Self::foreign). Clones
-/// share the memory and keep it alive.
+/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [slice](Self::of_slice) that a
+/// symmetric pool or caching allocator has allocated, in a [`PeerMemory`], in memory of `cuMemAlloc`, or in [memory of
+/// another owner](Self::foreign). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -98,8 +98,8 @@ impl Memory {
     /// [`block`](Self::block). The slice's memory stays allocated until no rank needs it any more, also after the slice
     /// is dropped.
     ///
-    /// Transfers do not know the [stream](DeviceView::stream) of the slice. While the slice or this memory exists, the
-    /// program must order the transfers of all ranks with the work of that stream, for example by events and
+    /// Transfers are not ordered with the work of the slice's [stream](DeviceView::stream). While the slice or this
+    /// memory exists, the program must order the transfers of all ranks with that work, for example by events and
     /// notifications. The calls that enqueue transfers are `unsafe`, and state this as a condition on conflicting
     /// accesses.
     ///
@@ -143,7 +143,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`TransferError::Driver`] if the driver fails, or did not allocate `ptr`. [`TransferError::OutOfBounds`] if the
-    /// range leaves the allocation.
+    /// range extends beyond the allocation.
     pub unsafe fn foreign(
         context: &Context,
         ptr: DevicePtr,
@@ -157,7 +157,7 @@ impl Memory {
     /// Returns the `bytes` bytes of this memory that begin at byte `offset`.
     ///
     /// # Errors
-    /// [`TransferError::OutOfBounds`] if the range leaves this memory.
+    /// [`TransferError::OutOfBounds`] if the range extends beyond this memory.
     pub fn part(&self, offset: usize, bytes: usize) -> Result<Self, TransferError> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => {
@@ -172,7 +172,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`TransferError::NotContiguous`] if the elements are not contiguous in row-major order: copy engines move
-    /// contiguous bytes. [`TransferError::OutOfBounds`] if the tensor leaves this memory.
+    /// contiguous bytes. [`TransferError::OutOfBounds`] if the tensor extends beyond this memory.
     pub fn view(&self, layout: &Layout, offset: usize) -> Result<Self, TransferError> {
         let dense = Layout::contiguous(layout.shape(), layout.data_type());
         // The stride of a dimension of length 1 has no effect.
@@ -274,8 +274,8 @@ pub(super) struct MemorySpan {
 }
 
 impl MemorySpan {
-    /// Returns the allocation as a value that [`sharing`](crate::sharing) can export. Fails with a description if the
-    /// allocation is a retired segment of a pool, or if copy engines cannot access it.
+    /// Returns the allocation as a value that [`sharing`](crate::sharing) can export. The error is the reason of a
+    /// failure, for example that the allocation is a retired segment of a pool, or that copy engines cannot access it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
         self.memory.check_kind().map_err(|error| error_text(&error))?;
         let gone = || "the memory has no pages".to_owned();

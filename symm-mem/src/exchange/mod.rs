@@ -3,10 +3,10 @@
 //! A transfer copies a buffer of one rank to a buffer of another. Each of the two ranks has one end of the transfer:
 //! its buffer and its [role](Part). The members of a group [agree](Exchange::exchange) on a [`Plan`], which is a list
 //! of transfers. For this, each member lists its ends, and the two ends of every transfer are checked against each
-//! other before any memory is opened. If the lists of the ranks do not match, all ranks get the same typed error within
-//! the [time limits](ExchangeOptions::deadline). Otherwise, the transfers can run any number of times: one end calls
-//! [`put`](Plan::put) or [`get`](Plan::get) to copy, and the other end calls [`ready`](Plan::ready) before the copy and
-//! [`wait`](Plan::wait) after it. Each call enqueues work on a stream.
+//! other before any rank opens (maps) memory of a peer. If the lists of the ranks do not match, all ranks get the same
+//! typed error within the [time limits](ExchangeOptions::deadline). Otherwise, the transfers can run any number of
+//! times: one end calls [`put`](Plan::put) or [`get`](Plan::get) to copy, and the other end calls
+//! [`ready`](Plan::ready) before the copy and [`wait`](Plan::wait) after it. Each call enqueues work on a stream.
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -68,8 +68,8 @@
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
-//! // If rank 0 runs the code above, the decoder makes this call. The decoder's stream then waits for the notification
-//! // of rank 0, so work that is enqueued after the call may use the pages.
+//! // On the decoder, if rank 0 runs the code above: the stream waits for the notification from rank 0, so work that is
+//! // enqueued after this call may use the pages.
 //! regions.wait(0, stream, deadline)?;
 //! # Ok(())
 //! # }
@@ -223,8 +223,8 @@ impl Exchange {
     /// # Errors
     /// - [`ErrorKind::Closing`], [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver): this rank cannot
     ///   create its slots. The other members get [`RendezvousRefused`](ErrorKind::RendezvousRefused).
-    /// - [`ErrorKind::RendezvousRefused`]: the members do not share their slots. All members that have created their
-    ///   slots get the same refusal.
+    /// - [`ErrorKind::RendezvousRefused`]: the members refuse to share their slots, for example because one of them
+    ///   could not create its own. All members that have created their slots get the same refusal.
     /// - [`ErrorKind::Thread`]: a thread of the exchange cannot be started. The call may succeed on the other members.
     /// - The other errors of [`Rendezvous::rendezvous`].
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
@@ -316,8 +316,9 @@ impl Exchange {
     /// - [`ErrorKind::Unreadable`]: this rank cannot decode the members' decision.
     /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug of this crate.
     /// - [`ErrorKind::ExchangeRefused`]: the members refuse the plan. All get the same refusal, within the limits of
-    ///   [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if a member's list
-    ///   of members differs from the others', it is possible that only that process or member gets the refusal.
+    ///   [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if one member has a
+    ///   different list of members, it is possible that only one of the two processes, or only that member, gets the
+    ///   refusal.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use cuda_driver::vmm::HandleTypes;
 
-/// Options of a group's exchanges. All members must pass the same values. [`Exchange::new`](super::Exchange::new)
-/// refuses members with different `channels`. Different deadlines and leases are not noticed. A member with a shorter
-/// deadline may end an agreement for all members while others would still wait.
+/// Options of a group's exchanges. All members must pass the same values. If their `channels` differ,
+/// [`Exchange::new`](super::Exchange::new) fails on all of them. Different deadlines and leases are not noticed. A
+/// member with a shorter deadline may end an agreement for all members while others would still wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// Determines the time limits of an agreement on a plan or on regions:
+    /// Determines the time limits of an agreement on a [plan](super::Plan) or on [regions](super::Regions):
     /// - Waiting for the other members to arrive: half of the deadline.
     /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
     /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.

@@ -119,7 +119,7 @@ impl Owned {
     }
 }
 
-/// Takes a hold on each segment of the block at `address`. If one of them cannot be held, takes none.
+/// Takes a hold on each segment of the block at `address`. If one of them cannot be held, keeps no hold.
 fn holds(address: u64, segments: &[Segment]) -> Result<Vec<Hold>, TransferError> {
     let hold = |segment: &Segment| segment.hold(HOLDER);
     let holds = segments.iter().map(hold).collect::<Result<_, _>>();

@@ -42,9 +42,9 @@ use super::{
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. So a `get` whose peer is not ready blocks every later `get`. Call `get` in the order in which the
 ///   peers become ready. If that order is unknown, use puts, which do not use this queue.
-/// - A signal that is enqueued while the same device copies can be delayed until the copy has ended. So call
-///   [`ready`](Self::ready) before `put` and `get`. Use two transfers with a buffer each in turn, so that `ready` for
-///   the next buffer can be enqueued before the copy of the current buffer begins.
+/// - A signal that is enqueued while a copy runs on the same device can be delayed until that copy has ended. So call
+///   [`ready`](Self::ready) before `put` and `get`. Alternate between two transfers, each with its own buffer. Then
+///   `ready` for the next buffer can be enqueued before the copy of the current buffer begins.
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
@@ -62,12 +62,12 @@ use super::{
 /// launch.
 ///
 /// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer
-/// misses a deadline, the plan fails on the rank that waits, and then on its peers. The plan's waits are
-/// released, so that streams and context stay usable. A `put` or `get` whose wait is released in this way still copies,
-/// even if the peer has not called `ready`. So call [`check`](Self::check) before you use transferred data. After the
-/// failure, `check` and all calls that enqueue work return the [`Fault`]. On the rank that noticed the delay, the fault
-/// names the peer that missed the deadline. On the other ranks, it names a peer on which the plan had failed before. To
-/// continue, exchange a plan of the same name again.
+/// misses a deadline, the plan fails on the rank that waits, and then on its peers. The plan's waits are released, so
+/// that streams and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the
+/// peer has not called `ready`. So call [`check`](Self::check) before you use transferred data. After the failure,
+/// `check` and all calls that enqueue work return the [`Fault`]. On the rank that noticed the delay, the fault names
+/// the peer that missed the deadline (for a graph, see [`Fault::Late`]). On the other ranks, it names a peer on which
+/// the plan had failed before. To continue, exchange a plan of the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<PlanState>,
@@ -194,9 +194,9 @@ impl Plan {
         self.enqueue(at, stream, ("wait", PASSIVE), &[StreamStep::Wait, StreamStep::Reset], awaited)
     }
 
-    /// Sets a deadline for the work enqueued on `stream` so far. Call this after each launch of a graph that captures
-    /// transfers of this plan. If the work has not ended by the deadline, the plan fails. A process of several ranks
-    /// must use [`launch`](Self::launch) instead.
+    /// Sets a deadline for the work enqueued on `stream` so far. If the work has not ended by the deadline, the plan
+    /// fails. Call this after each launch of a graph that captures transfers of this plan, except for launches by
+    /// [`launch`](Self::launch). A process of several ranks must use `launch`.
     ///
     /// # Errors
     /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`]. If the driver cannot record the end
@@ -252,14 +252,14 @@ impl Plan {
         self.inner.owner.shared.check(&self.inner.core, |_| ()).map(drop)
     }
 
-    /// Makes the plan fail with [`Fault::Aborted`]. The watch thread then releases the plan's waits on this rank. The
-    /// peers release theirs when they notice the failure.
+    /// Makes the plan fail with [`Fault::Aborted`]. A thread of the exchange then releases the plan's waits on this
+    /// rank. The peers release theirs when they notice the failure.
     pub fn abort(&self) {
         self.inner.owner.shared.fail(&self.inner.core, Fault::Aborted);
     }
 
     /// Enqueues the steps of a call of the function `asked`, which only the roles in `expected` may call. `wait` is the
-    /// condition that the first step waits for, and the deadline.
+    /// condition that the first step waits for, and the deadline, or `None` if no step waits.
     fn enqueue(
         &self,
         at: usize,

@@ -36,7 +36,7 @@ pub(super) struct Tools {
     control: Stream,
     /// Becomes [`Shared::mirror`].
     mirror: Mirror,
-    /// The host buffer to which the watch thread copies this rank's slots.
+    /// The host buffer to which the [watch thread](super::watch) copies this rank's slots.
     watch_mirror: Mirror,
     /// The watch thread records this event after each copy to `watch_mirror`.
     watch_mirrored: Event,

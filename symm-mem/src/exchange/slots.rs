@@ -9,7 +9,7 @@ use cuda_driver::DevicePtr;
 /// - one transfer of a [plan](super::Plan). The transfer runs in rounds: one end signals that its buffer is ready,
 ///   and the other end copies and signals that the copy is done. Each of these signals writes the count word, or in a
 ///   graph the toggle word.
-/// - the [regions](super::Regions) of this rank and the peer. Each notification of the peer writes the count word.
+/// - the [regions](super::Regions) of this rank and the peer. Each notification from the peer writes the count word.
 ///
 /// This rank sets all words to 0 before the peer learns the slot's number. Once the plan or the regions have failed,
 /// this rank also writes the count and the toggle, to release its own waits.

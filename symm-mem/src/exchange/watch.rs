@@ -6,7 +6,8 @@
 //! In this file, a *plan* is one [`Core`]: a [`Plan`](super::Plan), or the transfers between the regions of two ranks.
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
 //!
-//! When a plan has failed, the thread enqueues writes on the exchange's control stream, in two steps:
+//! When a plan has failed, the thread enqueues writes on the exchange's [control stream](Shared::control), in two
+//! steps:
 //! 1. It sets the abort word in each peer's slot of the plan, by which the peers learn of the failure.
 //! 2. Once step 1 has succeeded, it sets the words in this rank's slots that this rank's streams wait for. This
 //!    releases the streams.
@@ -240,9 +241,9 @@ fn check_operations(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Ar
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // An operation behind one that is under way on the same stream is under way too, so it is not queried.
-        // Exception: an operation past its deadline is always queried. It may precede on the stream the operations
-        // listed before it, because two threads may call `begin` in another order than they enqueued.
+        // An operation behind one that is under way on the same stream is under way too, so it is not queried. An
+        // operation past its deadline is queried in any case: two threads may call `begin` in another order than they
+        // enqueued, so it may come first on the stream although it is not the first in this list.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);

@@ -50,9 +50,10 @@ fn pairs(records: &[ExchangeRecord]) -> impl Iterator<Item = (&ExchangeRecord, &
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes. If the members share
-/// regions, these are all exports of `from`. Otherwise they are the exports that contain the buffers of `from` in those
-/// transfers in which `to` copies. The result contains indices into `from.exports`, ascending and without duplicates.
+/// Returns the [exports](ExchangeRecord::exports) of the rank `from` that the rank `to` accesses, for reads or for
+/// writes. If the members share regions, these are all exports of `from`. Otherwise they are the exports that contain
+/// the buffers of `from` in those transfers in which `to` copies. The result contains indices into `from.exports`,
+/// ascending and without duplicates.
 fn reached(from: &ExchangeRecord, to: &ExchangeRecord) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();
@@ -64,9 +65,9 @@ fn reached(from: &ExchangeRecord, to: &ExchangeRecord) -> Vec<usize> {
     exports
 }
 
-/// Returns the exports of the rank `from` that the rank `to` accesses, for reads or for writes, and has to open first.
-/// The result contains indices into `from.exports`, ascending. Both ranks compute it from the records: `from` to send
-/// the file descriptors that `to` needs, and `to` to open the memory.
+/// Returns the [exports](ExchangeRecord::exports) of the rank `from` that the rank `to` accesses, for reads or for
+/// writes, and has to open first. The result contains indices into `from.exports`, ascending. Both ranks compute it
+/// from the records: `from` to send the file descriptors that `to` needs, and `to` to open the memory.
 pub fn missing(from: &ExchangeRecord, to: &ExchangeRecord) -> Vec<usize> {
     let mut lacking = reached(from, to);
     lacking.retain(|at| {

@@ -291,8 +291,9 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    // Rank 2 could not allocate slots, and reports this as its failure. Its `first_slot` is meaningless: it has one
-    // slot (`channels`), but its regions need three. The refusal must give the failure, not complain about the slots.
+    // Rank 2 could not allocate slots, and reports this as its failure. Its `first_slot` is meaningless: regions need
+    // one slot for each of the three other members, but rank 2 has only one slot (`channels`). The refusal must give
+    // the failure, not complain about the slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
         record.readiness = SharingReadiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);

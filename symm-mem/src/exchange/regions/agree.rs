@@ -59,7 +59,8 @@ impl Exchange {
     }
 
     /// Builds the agreed regions. Returns `None` if the agreement has no [routes](RegionRoute) for this rank, gives it
-    /// a slot that it has not allocated for this call, or needs an allocation of a peer that is not open.
+    /// a [slot](super::super::slots) that it has not allocated for this call, or needs an allocation of a peer that is
+    /// not open.
     fn build_regions(&self, agreed: &AgreedExchange<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
         let shared = &self.owner.shared;
         let ranks = shared.info.global_ranks();

@@ -86,7 +86,7 @@ pub(super) fn descriptor_copies(
     all.finish()
 }
 
-/// The copies of a transfer, while its descriptors are added.
+/// Collects the copies of a transfer. For a transfer of prepared ranges, each pair of ranges counts as a descriptor.
 pub(super) struct CopyList {
     direction: Direction,
     all: Vec<PieceCopy>,

@@ -34,7 +34,7 @@ pub enum DescriptorError {
         /// Number of regions of that rank.
         regions: usize,
     },
-    /// The range leaves the region.
+    /// The range extends beyond the region.
     #[error("{bytes} bytes at byte {offset} leave {side} region {region} of {whole} bytes")]
     OutOfBounds {
         /// The side of the region.

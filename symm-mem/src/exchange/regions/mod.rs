@@ -40,8 +40,8 @@ use crate::lock::lock;
 /// no agreement. Cheap to clone.
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
-/// makes a stream wait for the next notification of a member, and [`notifications`](Self::notifications) returns the
-/// number of notifications of a member that have arrived so far. `transfer`, `transfer_and_notify` and `wait` enqueue
+/// makes a stream wait for the next notification from a member, and [`notifications`](Self::notifications) returns the
+/// number of notifications from a member that have arrived so far. `transfer`, `transfer_and_notify` and `wait` enqueue
 /// work on a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block
 /// until a small copy from the device has completed.
 ///
@@ -53,22 +53,22 @@ use crate::lock::lock;
 /// *Prepared ranges.* If transfers use the same ranges again and again, [`prepare`](Self::prepare) validates them once.
 /// Then [`transfer_prepared`](Self::transfer_prepared) selects ranges by their indices.
 ///
-/// *Failures.* The transfers with a peer fail with a [`Fault`], for example if a deadline passes, on this rank or on
-/// the peer. Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the
-/// transfers with all peers fail. A fault also releases the streams that wait for a notification of the peer, although
-/// the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer
-/// has transferred. A fault is permanent in its set. To transfer with the peer again, the members share the regions
-/// again, under the same name or another one, which makes a new set.
+/// *Failures.* The transfers with a peer can fail with a [`Fault`], for example because a deadline has passed on this
+/// rank or on the peer. Later calls for that peer return the fault. Transfers with other peers continue. If the group
+/// ends, the transfers with all peers fail. A fault also releases the streams that wait for a notification from the
+/// peer, although the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data
+/// that the peer has transferred. A fault is permanent in its set. To transfer with the peer again, the members share
+/// the regions again, under the same name or another one, which makes a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. If a peer still
 /// has the set at the end of the [lease](super::ExchangeOptions::lease), the regions are
 /// [quarantined](super::Exchange::quarantine) instead of freed. Exception: a set whose only member is this rank does
 /// not keep the memory allocated, because no peer can access it.
 ///
-/// When a peer drops the set, transfers with this peer that are under way stay valid. Once this rank has noticed the
-/// drop, for example in [`check`](Self::check), further transfers with this peer return [`Fault::Abandoned`]. If a
-/// stream waits for a notification that the peer has not sent, the transfers with this peer fail with
-/// [`Fault::Abandoned`], which ends the wait.
+/// When a peer drops the set, transfers with this peer that are under way stay valid. Once [`check`](Self::check) or
+/// [`notifications`](Self::notifications) has noticed the drop on this rank, further transfers with this peer return
+/// [`Fault::Abandoned`]. If a stream waits for a notification that the peer did not send before the drop, the transfers
+/// with this peer fail with [`Fault::Abandoned`], which ends the wait.
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot: each notification has
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits
@@ -250,16 +250,16 @@ impl Regions {
         self.enqueue_prepared(direction, local, remote, stream, deadline, true)
     }
 
-    /// Makes the stream wait for the next notification of the peer: the n-th call waits for the n-th notification.
+    /// Makes the stream wait for the next notification from the peer: the n-th call waits for the n-th notification.
     ///
     /// The notification must come within `deadline` from this call. Otherwise the transfers with the peer fail
     /// ([`Fault::Late`]), and the stream continues without the notification: see [`check`](Self::check).
     ///
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
-    /// Unlike `transfer`, this call does not fail only because the peer has dropped its regions, because the peer may
-    /// have sent notifications before. If the peer has dropped its regions without sending this notification, this rank
-    /// notices that later. The stream is then released, and later calls return [`Fault::Abandoned`].
+    /// Unlike `transfer`, this call succeeds even if the peer has dropped its regions, because the peer may have sent
+    /// the notification before. If it has not, this rank notices that later. The stream is then released, and later
+    /// calls return [`Fault::Abandoned`].
     ///
     /// If the driver fails to record an event after the wait, the transfers with the peer fail ([`Fault::Broken`]).
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
@@ -346,8 +346,8 @@ impl Regions {
         })
     }
 
-    /// Returns the state of the transfers with rank `rank`, or an error if no work for that rank can be enqueued on the
-    /// stream.
+    /// Returns the state of the transfers with rank `rank`, or an error if the stream cannot take a transfer or wait
+    /// for that rank.
     fn admit(&self, rank: usize, stream: &Stream) -> Result<&Peer, TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(rank)?;
@@ -376,7 +376,7 @@ impl Regions {
     }
 
     /// Enqueues the copies that `find_copies` returns, which lie in regions of this rank and of rank `rank`. If
-    /// `notifies`, then enqueues a notification of that rank.
+    /// `notifies`, then enqueues a notification to that rank.
     fn enqueue(
         &self,
         direction: Direction,

@@ -49,7 +49,7 @@ struct Prepared {
     parts: ops::Range<usize>,
 }
 
-/// Some ranges of a list, in the order of a list of indices.
+/// Ranges of a [`PreparedRanges`], in the order of the indices that were passed to [`select`](PreparedRanges::select).
 #[derive(Debug, Clone, Copy)]
 pub struct SelectedRanges<'a> {
     list: &'a PreparedRanges,
