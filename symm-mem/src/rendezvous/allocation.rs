@@ -147,10 +147,10 @@ impl PeerMemory {
     /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
     ///
     /// A rendezvous needs memory of the same kind and length on all ranks. In the resulting
-    /// [`SymmetricMemory`](super::SymmetricMemory), the addresses of the buffers are those of [`ForeignMemory::ptr`]
-    /// and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr). The implementation of `ForeignMemory` defines whether
-    /// kernels of a CUDA device can use these addresses. The signal pads are on the CUDA device. An
-    /// [`exchange`](crate::exchange) refuses such memory.
+    /// [`SymmetricMemory`](super::SymmetricMemory), the address of a rank's memory is the owner's
+    /// [`ForeignMemory::ptr`] if the owner is in this process, and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr)
+    /// otherwise. The implementation of `ForeignMemory` defines whether kernels of a CUDA device can use these
+    /// addresses. The signal pads are on the CUDA device. An [`exchange`](crate::exchange) refuses such memory.
     ///
     /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most [`ForeignMemory::bytes`].
     /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
@@ -287,8 +287,9 @@ pub trait PeerAllocator: Send + Sync {
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, so a
-    /// rendezvous need not map it again. A later call fails while a handle from an earlier call is alive
+    /// Returns the persistent memory of `id`: memory that the allocator keeps when all other handles to it are dropped.
+    /// The first call allocates it. Later calls must pass the same `bytes` and return the same memory, so a rendezvous
+    /// need not map it again. A later call fails while a handle from an earlier call is alive
     /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors

@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// Memory for a [rendezvous](super::Rendezvous::rendezvous): all or a [part](Self::part) of a [`SymmetricBlock`], of a
-/// [slice](Self::of_slice) of a pool, or of a [`PeerMemory`]. The buffer keeps the block or the `PeerMemory` allocated.
+/// [slice](Self::of_slice) that a pool has allocated, or of a [`PeerMemory`]. The buffer keeps the block or the
+/// `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: BufferMemory,
@@ -37,8 +38,8 @@ pub struct ForeignSlice {
 #[derive(Debug, Clone)]
 enum BufferMemory {
     Pool(SymmetricBlock),
-    /// A whole segment of a pool: the pool's memory and the segment's number. The pool can retire the segment while
-    /// this buffer exists.
+    /// A whole segment of a pool: the pool's memory and the segment's number. The pool can
+    /// [retire](crate::SymmetricPool::retire) the segment while this buffer exists.
     Segment(Arc<PoolMemory>, u32),
     Own(PeerMemory),
 }
@@ -59,7 +60,7 @@ impl BufferMemory {
 pub(crate) struct WholeAllocation {
     pub(crate) subject: Subject,
     /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
-    /// for a segment: there, `subject` identifies it.
+    /// for a segment, which `subject` identifies.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
@@ -90,10 +91,10 @@ impl Buffer {
     /// allocated, or of a view of such a slice. The buffer keeps the slice's block allocated, also after the slice is
     /// dropped.
     ///
-    /// Kernels, copies and peers that access the buffer do not know the [stream](DeviceView::stream) of the slice.
-    /// While the slice or the buffer exists, the program must order such accesses with the work of that stream. It
-    /// enqueues the accesses on that stream, or makes each side wait for the other side's earlier work. The safety
-    /// conditions of the `unsafe` calls that access the buffer demand this order for conflicting accesses.
+    /// Kernels, copies and peers that access the buffer are not ordered with the work of the slice's
+    /// [stream](DeviceView::stream). While the slice or the buffer exists, the program must order such accesses with
+    /// that work: it enqueues the accesses on that stream, or orders both by events. The safety conditions of the
+    /// `unsafe` calls that access the buffer demand this order for conflicting accesses.
     ///
     /// # Errors
     /// [`ForeignSlice`] if no pool allocated the slice.

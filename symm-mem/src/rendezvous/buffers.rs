@@ -10,7 +10,7 @@ use process_group::{
 
 use crate::{kernels::OwnBuffer, sharing::Imported};
 
-/// The reason why a window has no peer addresses on this rank.
+/// The reason why a [`Window`] of NCCL has no peer addresses on this rank.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowPeersError {
@@ -50,9 +50,9 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Registers this rank's buffer under the address of `array`. The launch of a captured kernel finds the buffer by
-    /// this address, and keeps the buffer allocated for the graph. Declared before `array`, so that the registration is
-    /// removed first: once `array` is freed, another array can get the address.
+    /// Registers this rank's buffer under the address of `array`. If a graph captures a kernel that uses the array, the
+    /// launch code finds the buffer by this address, and keeps the buffer allocated for the graph. Declared before
+    /// `array`, so that the registration is removed first: once `array` is freed, another array can get the address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,
@@ -143,8 +143,9 @@ impl PeerBuffers {
     }
 }
 
-/// The mapping of an allocation of this rank: the addresses of all ranks' allocations, with the mappings of the peers'
-/// memory. The allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
+/// The allocations of the peers that are mapped for one allocation of this rank: the addresses of all ranks'
+/// allocations, and the mappings. This rank's allocation stores one value of this type for each
+/// [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
     /// A number that identifies the mapping within the group, equal on all members. A

@@ -216,8 +216,8 @@ impl Groups {
     /// Adds a group to the registry.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`] if the registry has a group of this name, even if its information is equal: it
-    /// may be another group.
+    /// [`GroupInfoError::AlreadySet`] if the registry has a group of this name, even one with equal information,
+    /// because that may be another group.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = lock(&self.by_name);

@@ -215,8 +215,9 @@ impl Rendezvous {
 
     /// Maps the buffers that the other members pass to the same call. Collective: all members must make their calls in
     /// the same order. These conditions apply to the buffers of all members in one call:
-    /// - All are allocations that belong to no pool, or all are memory of the same segment of the same symmetric pool.
-    ///   Each rank has its own pages for that segment.
+    /// - All are memory of the same segment of the same symmetric pool, or all are allocations that belong to no pool.
+    ///   For a segment, each rank has its own pages. Of the allocations, either none is
+    ///   [persistent](PeerAllocator::persistent), or all are, with the same id.
     /// - All have the same size, and the same offset in their allocations or segments.
     ///
     /// If an earlier rendezvous has mapped the memory on all members, the call maps nothing. Even then, the members

@@ -13,11 +13,11 @@
 //!   on one channel.
 //!
 //! To avoid a deadlock, the ranks must keep two rules:
-//! - On each channel, a rank must enqueue its barriers, and its puts to a peer, in the same order as the peer enqueues
-//!   its barriers, and its waits for these puts.
-//! - If a peer sends a signal only after an operation A of this rank has run, this rank must not enqueue its wait for
-//!   that signal before A on the stream of A. Otherwise neither completes: A runs only after the wait, the wait ends
-//!   only after the signal, and the peer sends the signal only after A.
+//! - On each channel, if a rank A puts signals to a rank B: A must enqueue its barriers and these puts in the same
+//!   order in which B enqueues its barriers and its waits for these puts.
+//! - If a peer sends a signal only after an operation X of this rank has run, this rank must not enqueue its wait for
+//!   that signal before X on the stream of X. Otherwise neither completes: X runs only after the wait, the wait ends
+//!   only after the signal, and the peer sends the signal only after X.
 
 use std::{
     collections::HashMap,
@@ -51,7 +51,8 @@ struct LastOperation {
     done: Arc<Event>,
 }
 
-/// This rank's pad. Also the record of its first wait that exceeded a deadline, which this rank's kernels write.
+/// This rank's pad, and the record of this rank's first wait that exceeded its deadline. This rank's kernels write the
+/// record.
 #[derive(Debug)]
 pub(crate) struct OwnPad {
     pub(crate) memory: PeerMemory,

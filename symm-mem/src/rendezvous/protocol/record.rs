@@ -54,7 +54,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Whether a rank can take part in the rendezvous, and if not, why.
+/// Whether a rank can take part in a rendezvous or an [exchange](crate::exchange), and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SharingReadiness {
     /// The rank can take part.
