@@ -24,7 +24,7 @@
 //! |---|---|
 //! | root | [`Rendezvous`]: runs the rendezvous of one group |
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
-//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
+//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: all or a part of a `PeerMemory`, or of a block or segment of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | barriers and signals between ranks over the signal pads, and the order in which they run |
 //! | `group` | [`GroupInfo`]: the id, name, members and store of a group |
@@ -191,7 +191,8 @@ impl Rendezvous {
 
     /// Like [`new`](Self::new), but the members map no signal pads. So the [`SymmetricMemory`] values of this object
     /// must not be used for signals. Contacts no other member. The second value is an error if the driver cannot
-    /// describe this rank's device. The caller must then [`decline`](Self::decline) the first rendezvous.
+    /// describe this rank's device. The caller must then [`decline`](Self::decline) the first rendezvous, in which the
+    /// other members wait for this rank, and must not use the object after that.
     pub(crate) fn without_pads(
         info: GroupInfo,
         context: &Context,

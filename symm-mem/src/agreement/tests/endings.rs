@@ -60,9 +60,9 @@ fn the_steps_of_a_search_share_their_limits() {
     assert_eq!(*until, *begun + ACTION_FLOOR);
 }
 
-/// If the members have decided to refuse a commit and only search for the difference, nothing is registered. A rank
-/// that loses the store in such a search is not in doubt. In a search before a registration, or during the
-/// registration, the rank is in doubt, because the other members may have registered windows.
+/// A rank that loses the store does not learn what the others do next. It is in doubt, because they may have registered
+/// windows. Exception: a search after the members have decided to refuse the commit, because nothing is registered
+/// after that search. A failure on which the members agree leaves no doubt.
 #[test]
 fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let CommitDecision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
@@ -111,8 +111,8 @@ fn member() -> Member {
     }
 }
 
-/// Two processes run as rank 0. The other members may have acted on the record of the second process, so this process
-/// is in doubt.
+/// Two processes run as rank 0, and one of them gets this failure. The other members may have acted on the record of
+/// the other process, so the process with the failure is in doubt.
 #[test]
 fn a_rank_that_another_process_has_taken_is_in_doubt() {
     let taken = |rank| Failure::Taken { rank };

@@ -153,7 +153,7 @@ impl Regions {
     ) -> Result<PendingTransfer, TransferError> {
         let find_copies =
             |peer: &Peer| descriptor_copies(direction, &self.inner.own, &peer.regions, descriptors);
-        self.enqueue(direction, peer, find_copies, stream, deadline, false)
+        self.enqueue(direction, peer, find_copies, stream, deadline, None)
     }
 
     /// Like [`transfer`](Self::transfer), and notifies the peer after the copies.
@@ -174,7 +174,7 @@ impl Regions {
     ) -> Result<PendingTransfer, TransferError> {
         let find_copies =
             |peer: &Peer| descriptor_copies(direction, &self.inner.own, &peer.regions, descriptors);
-        self.enqueue(direction, peer, find_copies, stream, deadline, true)
+        self.enqueue(direction, peer, find_copies, stream, deadline, Some("transfer_and_notify"))
     }
 
     /// Validates ranges of the regions of rank `rank` of the group, which may be this rank, for transfers by
@@ -229,7 +229,7 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        self.enqueue_prepared(direction, local, remote, stream, deadline, false)
+        self.enqueue_prepared(direction, local, remote, stream, deadline, None)
     }
 
     /// Like [`transfer_prepared`](Self::transfer_prepared), and notifies the peer after the copies.
@@ -247,7 +247,8 @@ impl Regions {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<PendingTransfer, TransferError> {
-        self.enqueue_prepared(direction, local, remote, stream, deadline, true)
+        let notifier = Some("transfer_prepared_and_notify");
+        self.enqueue_prepared(direction, local, remote, stream, deadline, notifier)
     }
 
     /// Makes the stream wait for the next notification from the peer: the n-th call waits for the n-th notification.
@@ -366,17 +367,17 @@ impl Regions {
         remote: SelectedRanges<'_>,
         stream: &Stream,
         deadline: Duration,
-        notifies: bool,
+        notifier: Option<&'static str>,
     ) -> Result<PendingTransfer, TransferError> {
         let peer = remote.list().rank();
         local.list().check(&self.inner, Side::Local, self.inner.owner.shared.info.rank())?;
         remote.list().check(&self.inner, Side::Remote, peer)?;
         let find_copies = |_: &Peer| prepared_copies(direction, &local, &remote);
-        self.enqueue(direction, peer, find_copies, stream, deadline, notifies)
+        self.enqueue(direction, peer, find_copies, stream, deadline, notifier)
     }
 
     /// Enqueues the copies that `find_copies` returns, which lie in regions of this rank and of rank `rank`. If
-    /// `notifies`, then enqueues a notification to that rank.
+    /// `notifier`, the name of the called function, is given, then enqueues a notification to that rank.
     fn enqueue(
         &self,
         direction: Direction,
@@ -384,7 +385,7 @@ impl Regions {
         find_copies: impl FnOnce(&Peer) -> Result<Vec<RangeCopy>, TransferError>,
         stream: &Stream,
         deadline: Duration,
-        notifies: bool,
+        notifier: Option<&'static str>,
     ) -> Result<PendingTransfer, TransferError> {
         let peer = self.admit(rank, stream)?;
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
@@ -398,8 +399,8 @@ impl Regions {
         // last launch has ended. The caller also promises the other conditions.
         let enqueue_copies = || copies.iter().try_for_each(|copy| unsafe { copy.enqueue(stream) });
         if stream.capture_status()? != CaptureStatus::None {
-            if notifies {
-                return Err(TransferError::Captured { asked: "transfer_and_notify" });
+            if let Some(asked) = notifier {
+                return Err(TransferError::Captured { asked });
             }
             let own = |copy: &RangeCopy| match direction {
                 Direction::Get => (copy.to, copy.bytes as u64),
@@ -411,9 +412,9 @@ impl Regions {
         }
         let _gate = quiet::enqueueing();
         let done = shared.watch.event(&shared.context)?;
-        let (enqueued, previous) = match notifies {
-            false => (enqueue_copies().and_then(|()| stream.record(&done)), None),
-            true => self.notify(peer, stream, &done, enqueue_copies),
+        let (enqueued, previous) = match notifier {
+            None => (enqueue_copies().and_then(|()| stream.record(&done)), None),
+            Some(_) => self.notify(peer, stream, &done, enqueue_copies),
         };
         // After an error, copies may be under way: they are watched until they have ended.
         if enqueued.is_ok() || stream.record(&done).is_ok() {
