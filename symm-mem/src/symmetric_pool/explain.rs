@@ -29,7 +29,7 @@ pub enum AccessPath {
     Plain,
 }
 
-/// Reason why collectives access a buffer by this path.
+/// Reason why collectives access a buffer by an [`AccessPath`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PathReason {
@@ -59,7 +59,7 @@ pub enum PathReason {
     OutsideDomain(Vec<u32>),
 }
 
-/// The path of a group's collectives to a buffer, and the reason.
+/// The [`AccessPath`] of a group's collectives to a buffer, and the reason for this path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// The group.
@@ -121,8 +121,8 @@ impl SymmetricPool {
     /// path may differ between members.
     ///
     /// If another thread is committing the pool for the group, this call waits until the commit has ended. It does not
-    /// wait in these cases: the buffer is in a window, the buffer is not inside one segment of the pool, or the group
-    /// is poisoned.
+    /// wait in these cases: the buffer is in a window, the buffer is not inside one segment of the pool, the group has
+    /// members outside of the pool's domain, or the group is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { AccessPath::Registered } else { AccessPath::Plain };

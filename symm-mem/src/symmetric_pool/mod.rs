@@ -1,5 +1,5 @@
-//! Symmetric pools: the public methods, over a pool's memory ([`pool`](crate::pool)) and its state in groups
-//! ([`membership`](crate::membership)).
+//! Symmetric pools: the public type [`SymmetricPool`]. Its methods use a pool's memory ([`pool`](crate::pool)) and the
+//! pool's state in groups ([`membership`](crate::membership)).
 //!
 //! | file | subject |
 //! |---|---|
@@ -41,8 +41,9 @@ use crate::{
     rendezvous::{Buffer, SymmetricMemory},
 };
 
-/// A pool whose blocks have the same placement (segment and offset) on every rank of its [domain](Domain). A
-/// [`commit`](Self::commit) for a group registers the pool's segments as NCCL windows of the group.
+/// A pool whose blocks have the same placement (segment and offset) on every rank of its [domain](Domain). A segment is
+/// one allocation of device memory, in which the pool places blocks. A [`commit`](Self::commit) for a group registers
+/// the pool's segments as NCCL windows of the group.
 ///
 /// The ranks of the domain must make the same requests (allocations, reservations and frees) in the same order. If they
 /// did not, `commit` reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the requests
@@ -75,8 +76,8 @@ impl SymmetricPool {
 
     /// Makes a pool whose segments are allocated by `source`. NCCL must be able to register this memory. If the memory
     /// is not [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
-    /// members. As for [`new`](Self::new), `geometry` must be equal on all ranks, and all ranks must make a domain's
-    /// pools in the same order.
+    /// members, unless [`CommitOptions::windows`] is false. As for [`new`](Self::new), `geometry` must be equal on all
+    /// ranks, and all ranks must make a domain's pools in the same order.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
@@ -114,9 +115,9 @@ impl SymmetricPool {
     /// # Errors
     /// [`SymmetricError::Size`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`], or
     /// [`SymmetricError::PoolWouldGrowDuringCapture`]. If a request fails on some ranks and succeeds on others, the
-    /// ranks' requests differ, and commits are refused on all ranks. To make them equal again, each rank on which the
-    /// request failed repeats it before any other request of the pool. Commits succeed again once the repeated request
-    /// has succeeded.
+    /// ranks' requests differ, and commits are refused on all ranks. To make the requests equal again, each rank whose
+    /// request failed must repeat it before any other request of the pool. Commits succeed again once the repeated
+    /// request has succeeded.
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
@@ -150,9 +151,9 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// [`ErrorKind::Refused`]: with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not make this call in
-    /// time, or with another reason if the ranks do not agree. [`ErrorKind::AgreedAllocation`] if this rank cannot
-    /// allocate the agreed length. [`ErrorKind::Store`], [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this
-    /// rank could not learn the agreed length.
+    /// time, or with another reason, for example if the ranks have different lists of the domain's ranks.
+    /// [`ErrorKind::AgreedAllocation`] if this rank cannot allocate the agreed length. [`ErrorKind::Store`],
+    /// [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this rank could not learn the agreed length.
     #[track_caller]
     pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
         let call = CallContext::of_pool("agreed allocation", self.id());
@@ -165,12 +166,12 @@ impl SymmetricPool {
     /// [`allocate`](Self::allocate) of the slice's size in bytes. So every rank must allocate and drop its slices in
     /// the same order, and a commit registers their segments.
     ///
-    /// The slice may be used on any stream of the context. Dropping the slice frees its block without a wait for the
-    /// device. So a new block can get the memory while work on the slice's stream still uses it. Uses of the new block
+    /// The slice may be used on any stream of the context. Dropping the slice frees its block at once, without a wait
+    /// for the device. So a new block can get the memory while work on `stream` still uses it. Uses of the new block
     /// must come after that work:
-    /// - For a block of this method, the method ensures this order: it makes `stream` wait for the streams of all
-    ///   slices dropped so far.
-    /// - For a block of [`allocate`](Self::allocate), the program must ensure this order.
+    /// - If this method allocates the new block, it ensures this order: it makes the stream of the new slice wait for
+    ///   the streams of all slices dropped so far.
+    /// - If [`allocate`](Self::allocate) allocates the new block, the program must ensure this order.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;
@@ -188,8 +189,8 @@ impl SymmetricPool {
     /// # Errors
     /// [`SliceError`]. The pool's [log](Self::log) of requests, which must be equal on all ranks, also contains some
     /// failed calls:
-    /// - [`SliceError::Pool`]: logged as an allocation, except for an invalid size ([`SymmetricError::Size`]), which is
-    ///   not logged.
+    /// - [`SliceError::Pool`]: logged as a refused allocation, except for an invalid size ([`SymmetricError::Size`]),
+    ///   which is not logged.
     /// - [`SliceError::Driver`]: logged as an allocation and a free if the call had already placed the block. Otherwise
     ///   not logged.
     /// - Other errors: not logged.
@@ -249,8 +250,8 @@ impl SymmetricPool {
     }
 
     /// Makes room for a block of `bytes` bytes: adds a segment, unless a segment already has a free range of that size.
-    /// Later blocks that fit into the range need no new segment, for example in a graph capture, in which the pool
-    /// cannot grow. The next commit registers the new segment.
+    /// Later blocks that fit into this range need no new segment, for example in a [declared graph
+    /// capture](Self::begin_capture), during which the pool cannot grow. The next commit registers the new segment.
     ///
     /// Not collective. But a reservation is one of the requests that all ranks must make in the same order.
     ///
@@ -305,8 +306,8 @@ impl SymmetricPool {
     /// communicators, also of other libraries, may go on.
     ///
     /// The commits of all pools for one group must run one after the other, because NCCL pairs the members' windows by
-    /// the order of their registration. With several groups, every rank must commit for the groups in ascending order
-    /// of their numbers ([`commit_all`] does that).
+    /// the order of their registration. A rank of several groups must commit for them in ascending order of the group
+    /// ids ([`commit_all`] does that).
     ///
     /// # Commits of nothing new
     /// All members take part in a group's first commit, also those without new segments. If they have different numbers
@@ -318,31 +319,32 @@ impl SymmetricPool {
     /// the commit: it neither uses the store nor waits.
     /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
     ///   have the same new segments, or none has any.
-    /// - One of its requests has failed, and since then the rank has neither repeated it with success, nor taken part
-    ///   in a commit that found the requests of all members equal. So if only one rank lacks the memory for a new
-    ///   segment, all members take part, and the commit reports the lack of memory to all of them.
+    /// - One of its requests has failed, and since then the rank has neither repeated the request with success, nor
+    ///   taken part in a commit that found the requests of all members equal. Such a failure matters, for example, if
+    ///   only one rank lacks the memory for a new segment: all members then take part, and the commit reports the lack
+    ///   of memory to all of them.
     /// - [`CommitOptions::verify`] is true.
     /// - The group is poisoned.
     ///
     /// A member whose requests differ from those of the others may skip a commit in which the others take part. Then
     /// one of these happens:
     /// - If this member begins its next commit while the others still wait in the skipped one, both commits fail with a
-    ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) that lists the circle of ranks that wait for each other.
-    ///   The next commit in which all members take part reports the first difference of the requests.
-    /// - Otherwise, the others wait until their deadlines, register nothing, and get `SyncTimeout`, which names that
-    ///   member. Then look at the first error of that member. Each member counts its commits for the group, and the
-    ///   skipped one counts too. So the next commit in which all members take part, for example with
-    ///   [`CommitOptions::verify`], reports the first difference of the requests.
+    ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which lists the ranks that wait for each other in a
+    ///   circle. The next commit in which all members take part reports the first difference of the requests.
+    /// - Otherwise, the others wait for 3/8 of their [`deadline`](CommitOptions::deadline), register nothing, and get a
+    ///   `SyncTimeout` that names this member. To find the cause, look at the first error that this member got. Each
+    ///   member counts its commits for the group, and the skipped one counts too. So the next commit in which all
+    ///   members take part, for example with [`CommitOptions::verify`], reports the first difference of the requests.
     ///
     /// Even before that report, the members detect collectives whose buffers lie in different windows or at different
     /// offsets: they compare a hash of each collective, which includes these positions.
     ///
     /// # Errors
     /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
-    /// exceptions that [`Error`] lists. They get it before their deadlines. Exception: the minimum time limits that
-    /// [`CommitOptions::deadline`] describes can end later than a short deadline. A member can get errors of other
-    /// kinds alone, for example if it loses the store ([`ErrorKind::Store`]). If this rank skips the commit, but the
-    /// group has ended or was aborted, it gets [`ErrorKind::GroupOver`] at once.
+    /// exceptions that [`Error`] lists. They get it before their deadlines, unless a deadline is shorter than the
+    /// minimum time limits that [`CommitOptions::deadline`] describes. A member can get errors of other kinds alone,
+    /// for example if it loses the store ([`ErrorKind::Store`]). If this rank skips the commit, but the group has ended
+    /// or was aborted, it gets [`ErrorKind::GroupOver`] at once.
     pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.memberships.commit(group, options, Group::is_open())
     }
@@ -366,16 +368,17 @@ impl SymmetricPool {
     /// or on none. The ordinals are not used again.
     ///
     /// Collective over the whole domain. Every rank must name the same segments at the same point of the program.
-    /// `deadline` is the time limit, with the minimum limits that [`CommitOptions::deadline`] describes. Before the
-    /// call, the members of each group must have enqueued the same collectives, and the sender and the receiver of each
+    /// `deadline` is the time limit. A rank waits for at most 3/8 of it until all others have begun the retirement too.
+    /// Each of the steps 1 and 2 below has the time limits of stage 2 in [`CommitOptions::deadline`]. Before the call,
+    /// the members of each group must have enqueued the same collectives, and the sender and the receiver of each
     /// message must have enqueued it. `groups` must contain all groups of this rank for which any of the segments was
     /// committed. No rank may have a block in the segments, or a graph that uses them ([`GraphPin`](crate::GraphPin)).
     /// Segments that share a window ([`CommitOptions::joined`]) can only be retired together.
     ///
     /// The call has these steps. Each begins once all ranks have reported the end of the step before:
     /// 1. Every rank waits until the devices of the pool and of `groups` are idle.
-    /// 2. Every rank unmaps its peers' segments and deregisters its windows, group by group in ascending order of the
-    ///    group ids.
+    /// 2. Every rank unmaps the peers' memory of the segments and deregisters its windows of the segments, group by
+    ///    group in ascending order of the group ids.
     /// 3. Every rank frees the memory of the segments.
     ///
     /// Addresses of blocks in other segments stay valid.
@@ -400,8 +403,8 @@ impl SymmetricPool {
     /// Looks up the `bytes` bytes at `ptr`: their segment and offset, and the registration state of the segment in
     /// `group`. `None` if the bytes do not begin in a segment of this pool.
     ///
-    /// Takes no lock and allocates nothing. Exception: during a [declared capture](Self::begin_capture), the call also
-    /// pins the blocks that contain the bytes for the capture.
+    /// Takes no lock and allocates nothing. Exception: during a [declared capture](Self::begin_capture), the call takes
+    /// a lock and pins the blocks that contain the bytes, so that they stay allocated for the captured graph.
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -449,8 +452,8 @@ impl SymmetricPool {
     /// rendezvous for memory outside of pools, and for blocks whose segment was committed without mappings.
     ///
     /// # Errors
-    /// - [`ErrorKind::NotMapped`] if the members have not mapped the buffer's segment for this pool, or if the group is
-    ///   poisoned.
+    /// - [`ErrorKind::NotMapped`] if `buffer` is not in this pool, if the members of `group` have not mapped its
+    ///   segment, or if the group is poisoned.
     /// - [`ErrorKind::NotCompared`] if the buffer is of a block that was allocated after the last commit that compared
     ///   the members' requests. The block may then be at another place on a peer. [Skipped](Self::commit) commits
     ///   compare nothing, so commit the block with [`CommitOptions::verify`].
@@ -511,7 +514,7 @@ impl SymmetricPool {
         if placed.grown {
             self.memberships.publish_last(&arena);
         }
-        // The log's last entry is that of the block's request.
+        // The block's request is the last entry of the log, which counts entries from 0.
         let request = arena.log().state().length - 1;
         drop(arena);
         SymmetricBlock::new(self.memory.clone(), placed, bytes, request)

@@ -20,21 +20,21 @@ use crate::{
     pool::SymmetricBlock,
 };
 
-/// A region of a program, from [`SymmetricPool::scope`] to its end, which commits the pool's new segments for the
-/// scope's groups.
+/// A region of a program, which begins with [`SymmetricPool::scope`]. The end of the scope commits the pool's new
+/// segments for the scope's groups.
 ///
 /// [`finish`](Self::finish) ends the scope and returns the results of the commits. Dropping the scope runs the same
 /// commits and discards their results, so the drop is collective too, and can block for as long as the commits can
-/// ([`CommitOptions::deadline`]). If such a commit fails, the new segments stay without windows. The next commit then
-/// reports the difference between the members' requests, or that the group is poisoned.
+/// ([`CommitOptions::deadline`]). If such a commit fails, the new segments stay without windows. The next commit tries
+/// again, and reports a failure that persists, such as a difference between the members' requests or a poisoned group.
 ///
 /// The drop commits because the other members wait in their own commits for this rank. For example, an allocation in
 /// the scope fails for lack of memory, and the rank leaves the scope by `?`. The commit in the drop then reports the
 /// failed request to the other members at once. Without it, they would wait until the deadline.
 ///
 /// If the scope is dropped because the thread panics, nothing is committed, and the drop does not block. The other
-/// members get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), unless this rank's later commits, or the end of its
-/// process, reach them first.
+/// members, which wait in their commits for this rank, get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout). If
+/// the panic ends this rank's process, they may notice the loss of the rank before that.
 #[must_use = "the scope ends, and commits, when it is dropped"]
 pub struct PoolScope<'a> {
     pool: &'a SymmetricPool,
@@ -44,9 +44,9 @@ pub struct PoolScope<'a> {
 }
 
 impl<'a> PoolScope<'a> {
-    /// Routes this thread's requests to a caching allocator into `pool`, until the end of the scope. `pool` is a pool
-    /// of that allocator. The source of its segments must be a [`PoolSource`] of the scope's symmetric pool. A second
-    /// call replaces the first.
+    /// Until the end of the scope, `pool` serves the requests that this thread makes of a caching allocator. `pool` is
+    /// a pool of that allocator, and the source of its segments must be a [`PoolSource`] of the scope's symmetric pool.
+    /// A second call replaces the first.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -120,10 +120,14 @@ impl SymmetricPool {
 ///
 /// The ranks must request and free the same segments of the routed pool in the same order. They do so if all ranks
 /// allocate and drop the same blocks of the routed pool in the same order, and use them on one stream. Otherwise the
-/// placement of blocks may differ between ranks. The next commit, or the hash of a collective, reports the difference.
+/// placement of blocks may differ between ranks. The next commit, or the members' comparison of a collective's hash,
+/// reports the difference.
 ///
 /// The allocator releases unused segments that it caches, including those of the routed pool, in these cases:
 /// - `Allocator::empty_cache` is called. All ranks must call it at the same points of the program.
+/// - A request of more than 1 MiB needs a new segment, and the unused segments of the routed pool are too short for it
+///   ([`Settings::replace_idle`](caching_alloc::core::Settings::replace_idle), on by default). If the ranks use the
+///   routed pool as described above, all of them release the same segments.
 /// - The allocator has reserved more memory than a threshold
 ///   ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
 /// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool, this

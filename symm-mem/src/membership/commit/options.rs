@@ -9,24 +9,30 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
-    /// The time limit of the commit, counted from the call. A member may join the commit later than the first member by
-    /// up to three eighths of this time. If it joins later, the commit is refused
+    /// The time limit of the commit, counted from the call. A member waits for at most 3/8 of this time until all
+    /// others have begun the commit too. If a member begins too late, the commit is refused
     /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
-    /// After the members have decided, a commit has up to two stages. In one, the members search for the first
-    /// difference between their allocation logs. In the other, they register windows and open each other's memory. Each
-    /// stage has two time limits, equal on all members: one for the work, of at least 10 s, and one for the wait for
-    /// the outcomes of all members, of at least 5 s. Each limit is a share of the longest `deadline` among the members,
-    /// at most 10 min. Because of the minimums, a commit with a short `deadline` can take longer than `deadline`.
+    /// Once all members have begun, a commit has up to three stages:
+    /// 1. If the members' allocation logs differ, the members search for the first difference.
+    /// 2. The members register the new segments as windows, and open each other's memory.
+    /// 3. If NCCL does not support windows for the group, the members register the segments with `ncclCommRegister`
+    ///    instead.
     ///
-    /// Store requests that do not wait for a member have a limit of the store instead
-    /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is
-    /// stopped, it is possible that members get the error later than the other limits allow, by up to the store's
-    /// limit.
+    /// In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The wait
+    /// for the other members' outcomes may then take 3/32 of `deadline`, at least 5 s and at most 10 min. If members
+    /// pass different deadlines, the longest counts. In stage 3, the work may take the time that is left of `deadline`,
+    /// but at least 10 s. The wait for the outcomes ends at most 5 s later. If the registration failed on a member, the
+    /// others may then take 10 s to undo theirs. Because of the minimums, a commit with a short `deadline` can take
+    /// longer than `deadline`.
+    ///
+    /// The limits above do not apply to store requests that do not wait for a member. These have the store's own limit
+    /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). So if the store's host
+    /// is stopped, the commit may return its error later than the limits above allow, by up to the store's limit.
     pub deadline: Duration,
-    /// If true, adjacent new segments share a window if NCCL supports it (from 2.30.3 on), so that fewer windows have
-    /// to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use those calls
-    /// set this to false.
+    /// If true, new segments share a window if their addresses are adjacent on all members, so that fewer windows have
+    /// to be registered. NCCL supports this from 2.30.3 on. With an earlier NCCL, each segment gets its own window.
+    /// NCCL's one-sided calls accept only windows of one segment, so programs that use those calls set this to false.
     pub joined: bool,
     /// If false, the commit registers no segment with NCCL, neither as a window nor with `ncclCommRegister`. Such a
     /// commit needs no NCCL communicator, so the members of a group whose communicator is not created yet can map each
@@ -36,14 +42,14 @@ pub struct CommitOptions {
     /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), and the [direct
     /// path](crate::direct) copies messages between blocks directly. If one member cannot map them, no member does, and
     /// [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. The mappings cost virtual address
-    /// space and time, but no device memory besides a signal pad of 2 MiB on each rank. The first commit of a pool for
-    /// a group allocates this pad. On two H200, the mappings make that commit 4 to 5 ms longer for one 2-MiB segment,
-    /// and 0.3 ms longer for each further segment.
+    /// space and time, but no device memory besides a [signal pad](crate::rendezvous::SymmetricMemory::signal_pads) of
+    /// 2 MiB on each rank. The first commit of a pool for a group allocates this pad. On two H200, the mappings make
+    /// that commit 4 to 5 ms longer for one 2-MiB segment, and 0.3 ms longer for each further segment.
     pub map_peers: bool,
     /// If true, this rank takes part in the commit even if nothing is new. The members then compare all of their
     /// requests. If false, a rank without anything new [skips](crate::SymmetricPool::commit) the commit. Must be equal
-    /// on all members: a rank that sets it alone waits for those that skip, for three eighths of `deadline`, and gets
-    /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout).
+    /// on all members: if some ranks set it to true and others skip the commit, the former wait for the latter for 3/8
+    /// of `deadline`, and get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout).
     pub verify: bool,
 }
 

@@ -16,7 +16,8 @@ pub struct CommitReport {
     pub new_segments: usize,
     /// The number of windows that contain the new segments. Adjacent segments may share a window.
     pub new_windows: usize,
-    /// The number of the pool's segments that the group has committed, in this commit and earlier ones.
+    /// The number of the pool's segments that the group has committed, in this commit and earlier ones. Retired
+    /// segments do not count.
     pub segments: usize,
     /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
@@ -26,8 +27,8 @@ pub struct CommitReport {
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
     /// `None` if they have windows, or if this rank had nothing to commit and so
-    /// [skipped](crate::SymmetricPool::commit) the commit. If this rank skipped the commit, each other member has
-    /// skipped it too, or gets an error instead of a report.
+    /// [skipped](crate::SymmetricPool::commit) the commit. In the latter case, each other member has skipped the commit
+    /// too, or gets an error instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo their registrations, and
