@@ -20,7 +20,7 @@ use crate::{
 /// The time that the abort of a poisoned group's communicator may take to free the communicator's resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A group of ranks that pools can be committed for.
+/// A group of ranks for which pools can be [committed](crate::SymmetricPool::commit).
 pub trait SymmetricGroup: Sync {
     /// The group's number and epoch.
     fn id(&self) -> GroupId;
@@ -30,7 +30,7 @@ pub trait SymmetricGroup: Sync {
         None
     }
 
-    /// The members as ranks of the domain, in the order of the communicator.
+    /// The members, as ranks of the pool's [domain](crate::Domain), in the order of the communicator's ranks.
     fn ranks(&self) -> Vec<u32>;
 
     /// The group's communicator.
@@ -49,9 +49,10 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Passes `places` to the group. `places` locates addresses in the pool. With it, the group can check that each
-    /// buffer of a collective has the same segment and offset in the pool on every rank. Called after every commit that
-    /// succeeds, with the same `places` for the same pool. The default implementation does nothing.
+    /// Passes `places` to the group. `places` finds the segment and offset of an address in a pool. With it, the group
+    /// can check that each buffer of a collective has the same segment and offset on every rank. Called after every
+    /// successful commit that this rank did not [skip](crate::SymmetricPool::commit), for one pool always with the same
+    /// `places`. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -217,8 +218,8 @@ pub(super) fn list_mismatch(ranks: &[u32], rank: u32, communicator: &Communicato
 pub struct CommunicatorGroup<'a> {
     /// The group's id. The caller ensures that no two groups of the domain share it.
     pub id: GroupId,
-    /// The members as ranks of the domain, in the order of the communicator. A commit compares the lists of all
-    /// members, and each list with the communicator.
+    /// The members, as ranks of the pool's domain, in the order of the communicator's ranks. A commit compares the
+    /// lists of all members, and each list with the communicator.
     pub ranks: Vec<u32>,
     /// The communicator.
     pub communicator: &'a Communicator,

@@ -21,16 +21,15 @@ use crate::{
 const NO_TIME: &str = "no time is left for this commit: its deadline is zero, or earlier commits of the call have used it \
                        up; pass a longer deadline";
 
-/// The state of one pool in one group on this rank. Includes the reasons for missing windows, registrations and
-/// mappings.
+/// The state of one pool in one group on this rank. Includes the reasons for missing windows and registrations.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for error texts. Set at every commit.
     group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
     without: Vec<(u32, NoWindows)>,
-    /// Segments with neither a window nor a registration with `ncclCommRegister`, by ordinal, each with the reason for
-    /// the missing registration.
+    /// Segments without windows whose registration with `ncclCommRegister` failed on a member, by ordinal, each with
+    /// the cause.
     unregistered: Vec<(u32, String)>,
     /// The refusal of the last commit or, if that commit succeeded, its
     /// [`CommitReport::pending`](crate::CommitReport::pending).
@@ -101,8 +100,8 @@ impl GroupState {
         // The error of this rank:
         // - `outside`, if members are outside of the domain.
         // - The store's error, if the store fails.
-        // - The stored refusal, if the stored decision is one.
-        // - Its own refusal, if the stored decision is not a refusal.
+        // - The stored refusal, if the stored decision is a refusal.
+        // - Otherwise this rank's own refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match decided.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused(refusal) }))) => {

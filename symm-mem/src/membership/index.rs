@@ -1,8 +1,8 @@
 //! The published [`Table`] of a pool, and its [`Index`], which look-ups read.
 //!
-//! Getting the current index must cost much less than the search in it. So each thread caches the last few indexes that
-//! it read. A look-up uses a cached index if the index has the pool's current version. An index contains only numbers,
-//! so a thread may cache it even after the pool is dropped.
+//! Getting the current index must cost much less than the search in it. So each thread caches a few of the indexes that
+//! it has read. A look-up uses a cached index if the index has the pool's current version. An index contains only
+//! numbers, so a thread may cache it even after the pool is dropped.
 
 use std::{
     cell::RefCell,

@@ -36,10 +36,10 @@ impl RegistrationState {
     }
 }
 
-/// Result of looking up an address.
+/// Result of looking up a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferLocation {
-    /// Segment and offset of the address, equal on all ranks of the domain.
+    /// Segment and offset of the buffer, equal on all ranks whose pools got the same requests.
     pub placement: Placement,
     /// State of this segment in the group of the look-up.
     pub state: RegistrationState,
@@ -85,7 +85,7 @@ pub(crate) struct SegmentStates {
     pub(crate) peers: Option<Arc<PeerGroup>>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     pub(super) unmapped: Vec<(u32, Unmapped)>,
-    /// The number of the pool's first requests that the members' last comparison has found equal.
+    /// The length of the pool's log, in requests, up to which the last comparison found the members' logs equal.
     pub(crate) compared: u64,
 }
 

@@ -11,7 +11,7 @@
 //! | `lookup` | a pool's table of segments and of their states in the groups, and the results of a look-up |
 //! | `index` | publishes each new version of this table, with a compact index for look-ups by address |
 //! | `places` | positions of buffers in a pool, which the members of a group compare |
-//! | `meetings` | counters of the agreements in which the whole domain takes part |
+//! | `meetings` | counters of the agreements in which all ranks of the pool's [domain](crate::Domain) take part |
 //! | `group` | the interface through which commits and retirements use a group |
 //! | `plain_registration` | a segment's registration with `ncclCommRegister` |
 //! | `registration_guard` | prevents two commits or retirements at a time from using one communicator |

@@ -120,7 +120,7 @@ struct BlockUses {
     pins: u64,
     /// Number of owners besides the first one.
     further_owners: u64,
-    /// The block, if its last owner has dropped it, and it waits for the removal of its last pin to be freed.
+    /// The block, once its last owner has dropped it. The removal of its last pin then frees the block.
     dropped: Option<Placed>,
 }
 
@@ -290,7 +290,8 @@ impl PoolMemory {
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(graph) = self.graph_hold(capture) else { return Ok(()) };
         hold(&[graph.pin]);
-        // If the capture cannot keep `graph`, other pins keep the memory. `graph` is dropped only after they do.
+        // If the captured graph cannot own this pin, other pins must keep the memory. Add it to them before the drop of
+        // `graph` removes this pin.
         if !stream.keep_in_graph(graph.clone())? {
             let pins = self.arena().pins().without_graph();
             hold(&pins);

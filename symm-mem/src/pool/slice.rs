@@ -25,8 +25,8 @@ pub enum SliceError {
     /// The stream is the per-thread default stream, which is a different stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The new block could get the memory of a dropped slice of another stream, so this stream would have to wait for
-    /// that stream. But one of the two streams is capturing.
+    /// A slice of another stream was dropped, and the new block could get its memory. So the stream of the new slice
+    /// would have to wait for that stream, but one of the two is capturing.
     #[error(
         "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
          capture, or use one stream for all slices of the pool"

@@ -75,7 +75,7 @@ impl OpeningFailure {
 
 /// Implements conversions to the type `$refusal`: from `OpeningFailure`, and from the failure of an agreement. Also
 /// implements the method `is_of_the_missing` of `$refusal`. `$refusal` is `RendezvousRefusal` or `ExchangeRefusal`.
-/// `$timeout` and `$failed` are the variants that have different names in these two types.
+/// `$timeout` and `$failed` are the names of those variants that have different names in these two types.
 macro_rules! sharing_refusal {
     ($refusal:ident, $timeout:ident, $failed:ident) => {
         impl From<$crate::sharing::OpeningFailure> for $refusal {

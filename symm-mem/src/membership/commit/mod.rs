@@ -164,8 +164,8 @@ impl Memberships {
         };
         let (result, failure) = member.run(start);
         let Member { windows, opened, offered, .. } = member;
-        // A member that is still opening this rank's memory gets an error. That is possible only if this rank has left
-        // the agreement early, for example because it lost the store.
+        // From now on, a member that opens this rank's memory gets an error. A member can still do so only if this rank
+        // has left the agreement early, for example because it lost the store.
         drop(offered);
         let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
         let cause = failure.as_ref().map(ToString::to_string);
@@ -326,10 +326,10 @@ impl Memberships {
         Ok(CommitReport { new_segments, new_windows, without, pending, unmapped, ..report })
     }
 
-    /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. Call this
-    /// only if all members have opened each other's memory. The group commits the first segments of `offered`, and
-    /// `opened` has one mapping for each of these, in the same order. Returns the owner of the mappings, and the new
-    /// entries for the group's list of mapped segments.
+    /// Attaches the mappings of `opened` to the pool's segments, and gives the signal pads of `opened` to the group.
+    /// Call this only if all members have opened each other's memory. The group commits the first segments of
+    /// `offered`, and `opened` has one mapping for each of these, in the same order. Returns the owner of the mappings,
+    /// and the new entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {
@@ -346,7 +346,7 @@ impl Memberships {
     }
 }
 
-/// Returns the error of a skipped commit, if the group has ended or was aborted.
+/// Returns an error if the group has ended or was aborted. Called for a skipped commit, which would otherwise succeed.
 fn is_open(group: &dyn SymmetricGroup) -> Result<(), ErrorKind> {
     group.standing().map_err(|cause| ErrorKind::GroupOver { cause })?;
     match group.communicator().check() {

@@ -1,4 +1,5 @@
-//! The record that this rank posts in a commit: the state of its group, its segments, and its allocation history.
+//! The parts of the record that this rank posts in a commit: the state of the group on this rank, the pool's segments,
+//! and operations of the pool's allocation log.
 
 use std::{borrow::Cow, fmt};
 

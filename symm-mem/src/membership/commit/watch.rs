@@ -40,8 +40,8 @@ impl VerdictWatch {
     /// - [`Failure::Unreadable`] (a member's outcome cannot be decoded): it aborts at once.
     /// - Another failure of the agreement, or the verdict [`Poison::MembersLost`]: members are lost. The thread waits
     ///   until `health` has a reason for the end of the group, for at most two heartbeat intervals and not past
-    ///   `deadline`, and then aborts. The health monitor keeps only the first reason. So without the wait, the group's
-    ///   error would give the abort instead of the lost members.
+    ///   `deadline`, and then aborts. The health monitor keeps only the first reason. Without the wait, this would be
+    ///   the abort, and the group's error would not name the lost members.
     /// - Another verdict that poisons the group: it aborts at once.
     /// - Any other verdict: it ends without an abort.
     ///
