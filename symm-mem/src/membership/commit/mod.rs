@@ -82,7 +82,7 @@ impl Memberships {
         let group_state = self.group_state(id, ranks.clone());
         let mut group_state = lock(&group_state);
         if let Some(report) = self.skip(&mut group_state, options) {
-            return is_open(group).map(|()| report).map_err(|cause| group_state.call().error(cause));
+            return check_open(group).map(|()| report).map_err(|cause| group_state.call().error(cause));
         }
         group_state.set_members(ranks, group.name());
         if let Some(error) = group_state.decline_unfit(self.domain(), group.communicator(), options.deadline)
@@ -327,9 +327,9 @@ impl Memberships {
     }
 
     /// Attaches the mappings of `opened` to the pool's segments, and gives the signal pads of `opened` to the group.
-    /// Call this only if all members have opened each other's memory. The group commits the first segments of
-    /// `offered`, and `opened` has one mapping for each of these, in the same order. Returns the owner of the mappings,
-    /// and the new entries for the group's list of mapped segments.
+    /// Call this only if all members have opened each other's memory. The commit has added a prefix of `offered` to the
+    /// group. `opened` has one mapping for each segment of this prefix, in the same order. Returns the group of
+    /// `opened`, which owns the mappings, and the new entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {
@@ -347,7 +347,7 @@ impl Memberships {
 }
 
 /// Returns an error if the group has ended or was aborted. Called for a skipped commit, which would otherwise succeed.
-fn is_open(group: &dyn SymmetricGroup) -> Result<(), ErrorKind> {
+fn check_open(group: &dyn SymmetricGroup) -> Result<(), ErrorKind> {
     group.standing().map_err(|cause| ErrorKind::GroupOver { cause })?;
     match group.communicator().check() {
         Err(closed @ CommError::Closed { .. }) => Err(ErrorKind::GroupOver { cause: closed.into() }),
