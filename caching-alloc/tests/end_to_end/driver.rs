@@ -6,17 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use caching_alloc::core::{
-    AllocError, Allocator, ExportError, PageSource, PoolSettings, SegmentMemory, SegmentSource, Settings,
-    ShareHandle, ShareKind, SourceError, StreamEvents, StreamId,
+    AllocError, Allocator, ExportError, PageSource, SegmentMemory, SegmentSource, Settings, ShareHandle,
+    ShareKind, SourceError, StreamEvents, StreamId,
 };
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
-use cuda_driver::graph::{CaptureMode, Graph};
-use cuda_driver::sys::{Api, CUresult, CUstreamCaptureMode};
+use cuda_driver::graph::CaptureMode;
+use cuda_driver::sys::Api;
 use cuda_driver::vmm::PhysicalMemory;
-use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, graph_memory, set_drop_error_hook};
+use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
-
-use super::common::tight;
 
 pub(super) const CAPACITY: u64 = 64 << 20;
 const MIB: u64 = 1 << 20;
@@ -233,121 +231,6 @@ fn a_capture_through_another_handle_of_the_driver_is_noticed() {
         assert!(matches!(refused, Err(AllocError::CaptureOutsideGraphPool { .. })), "{refused:?}");
         capture.end().unwrap();
         drop(allocator.allocate(512, id).unwrap());
-    });
-}
-
-/// Calls `begin_and_end` with the stream of an allocator and with work to capture on it: work that uses a block. Returns
-/// the address of the block, that of one requested while the result of `begin_and_end` exists, and that of one requested
-/// afterwards.
-fn addresses_around_a_graph<G>(
-    context: &Context,
-    begin_and_end: impl FnOnce(&Stream, &dyn Fn()) -> G,
-) -> [u64; 3] {
-    let events = Arc::new(DriverEvents::new(context));
-    let allocator = Allocator::new(Arc::new(DriverSource::new(context)), events.clone(), tight());
-    let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-    let id = events.register(&stream);
-    let block = allocator.allocate(3 * MIB, id).unwrap();
-    let address = block.address();
-    let graph = begin_and_end(&stream, &|| {
-        graph_memory::note(&stream, [(DevicePtr(address + 512), 512)]).unwrap();
-        graph_memory::note(&stream, [(DevicePtr(address + 512), 512)]).unwrap();
-    });
-    drop(block);
-    let during = allocator.allocate(3 * MIB, id).unwrap();
-    drop(graph);
-    [address, during.address(), allocator.allocate(3 * MIB, id).unwrap().address()]
-}
-
-#[test]
-fn captured_work_keeps_its_blocks_until_the_graph_and_its_executables_are_dropped() {
-    on_devices(1, |_, contexts| {
-        let captured = |stream: &Stream, work: &dyn Fn()| {
-            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
-            work();
-            capture.end().unwrap()
-        };
-        let with_graph = addresses_around_a_graph(&contexts[0], captured);
-        // The graph itself is dropped before the executable.
-        let with_executable = addresses_around_a_graph(&contexts[0], |stream, work| {
-            captured(stream, work).instantiate().unwrap()
-        });
-        for [block, during, after] in [with_graph, with_executable] {
-            assert_ne!(during, block, "the graph uses it");
-            assert_eq!(after, block, "free again with the graph");
-        }
-    });
-}
-
-#[test]
-fn work_captured_by_another_library_keeps_its_blocks_for_ever() {
-    let test = |_: &World, contexts: Vec<Context>| {
-        let [block, during, after] = addresses_around_a_graph(&contexts[0], |stream, work| {
-            let api = contexts[0].driver().api();
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: the stream is alive; the graph is written to a local.
-            unsafe {
-                let begin = api.table().cuStreamBeginCapture_v2.unwrap();
-                assert_eq!(begin(stream.raw(), mode), CUresult::CUDA_SUCCESS);
-                work();
-                let mut graph = std::ptr::null_mut();
-                let end = api.table().cuStreamEndCapture.unwrap();
-                assert_eq!(end(stream.raw(), &mut graph), CUresult::CUDA_SUCCESS);
-                Graph::from_raw(&contexts[0], graph)
-            }
-        });
-        assert!(during != block && after != block, "its graph may be launched at any time");
-    };
-    // The memory is not released, although the allocator and its source are dropped.
-    in_a_world(1, test, |(), drops, world| {
-        assert_eq!(drops, Vec::<String>::new());
-        assert!(world.calls("cuMemFree_v2") < world.calls("cuMemAlloc_v2"));
-    });
-}
-
-#[test]
-fn memory_of_a_graph_pool_stays_while_a_graph_exists_that_was_captured_from_it() {
-    on_devices(1, |_, contexts| {
-        let context = &contexts[0];
-        let events = Arc::new(DriverEvents::new(context));
-        let allocator =
-            Allocator::new(Arc::new(DriverSource::new(context)), events.clone(), Settings::default());
-        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-        let id = events.register(&stream);
-        let pool = allocator.graph_pool(PoolSettings::default()).unwrap();
-        let route = pool.capture(&[id]);
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
-        drop(allocator.allocate(512, id).unwrap());
-        let graph = capture.end().unwrap();
-        // No call keeps the memory for the graph: the allocator has seen the capture.
-        drop(route);
-        allocator.empty_cache().unwrap();
-        assert!(pool.stats().reserved.current > 0, "the graph uses it");
-        drop(graph);
-        drop(pool);
-        allocator.empty_cache().unwrap();
-        assert_eq!(allocator.stats().reserved.current, 0);
-    });
-}
-
-#[test]
-fn captured_work_keeps_a_block_of_a_dropped_allocator() {
-    on_devices(1, |_, contexts| {
-        let context = &contexts[0];
-        let source = Arc::new(DriverSource::new(context));
-        let events = Arc::new(DriverEvents::new(context));
-        let allocator = Allocator::new(source.clone(), events.clone(), Settings::default());
-        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-        let before = source.memory_info().unwrap();
-        let block = allocator.allocate(512, events.register(&stream)).unwrap();
-        drop((allocator, events));
-        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
-        graph_memory::note(&stream, [(DevicePtr(block.address()), 512)]).unwrap();
-        let graph = capture.end().unwrap();
-        drop(block);
-        assert_ne!(source.memory_info().unwrap(), before, "the graph uses it");
-        drop(graph);
-        assert_eq!(source.memory_info().unwrap(), before);
     });
 }
 

@@ -9,6 +9,7 @@ mod contention;
 mod cudarc;
 mod device_allocator;
 mod driver;
+mod driver_graphs;
 mod failing;
 mod growth;
 mod hits;

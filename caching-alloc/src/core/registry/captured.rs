@@ -19,6 +19,22 @@ impl Registry {
     pub(in crate::core) fn kept_key(&self, segment: Option<SegmentId>) -> KeptKey {
         (std::ptr::from_ref(self).addr(), segment.map(|segment| segment.0))
     }
+
+    /// Makes `graph` hold all live segments in this range. Returns true if there are any.
+    fn segments_used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
+        let (mut at, end) = (address, address.saturating_add(bytes));
+        let mut is_used = false;
+        while at < end {
+            at = match self.segment_at(at) {
+                Some(segment) => {
+                    is_used |= graph.keep(self.kept_key(Some(segment.id())), || segment.hold(GRAPH).ok());
+                    segment.memory().end()
+                }
+                None => self.segment_after(at).unwrap_or(end),
+            };
+        }
+        is_used
+    }
 }
 
 impl CapturedUses for Registry {
@@ -26,10 +42,8 @@ impl CapturedUses for Registry {
         let engine = self.engine.get().and_then(Weak::upgrade);
         let is_used = match engine {
             Some(engine) => engine.used_by_graph(address, bytes, graph),
-            // The allocator is dropped, so no request reuses the block. Its segment must stay.
-            None => self.segment_at(address).is_some_and(|segment| {
-                graph.keep(self.kept_key(Some(segment.id())), || segment.hold(GRAPH).ok())
-            }),
+            // The allocator is dropped, so no request reuses the block. Its segments must stay.
+            None => self.segments_used_by_graph(address, bytes, graph),
         };
         // With the registry, the memory is released after the graph's end even if the allocator is dropped meanwhile.
         is_used && graph.keep(self.kept_key(None), || self.me.upgrade())
