@@ -8,7 +8,7 @@ use super::fixed::Splitting;
 use super::key::Key;
 use super::lock::{Rank, RankedSpin, RankedSpinGuard};
 use super::pending::Pending;
-use super::registry::{DeferredRelease, Registry, Structure, locked};
+use super::registry::{DeferredBlock, DeferredRelease, Registry, Structure, locked};
 use super::remap::{Arena, Remains};
 use super::segment::PoolId;
 use super::settings::{PoolKind, PoolSettings};
@@ -202,8 +202,11 @@ impl Drop for PoolInfo {
     fn drop(&mut self) {
         self.registry.forget_pool(self.id);
         let Some(arena) = self.arena.take().and_then(Arc::into_inner) else { return };
-        let Remains { pages, old, events, ranges } = arena.into_inner().dissolve();
+        let arena = arena.into_inner();
         let DetachedPending { streams, pending } = std::mem::take(&mut *locked(&self.detached));
+        let with_pages = |pending: Pending| DeferredBlock { segments: arena.pages_of(pending.id), pending };
+        let pending = pending.into_iter().map(with_pages).collect();
+        let Remains { pages, old, events, ranges } = arena.dissolve();
         let source = Some(self.source.clone());
         let kept = DeferredRelease { streams, segments: pages, pending, ..DeferredRelease::default() };
         self.registry.defer_release(DeferredRelease { old, events, ranges, source, ..kept });

@@ -9,7 +9,7 @@ use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s, tight};
 use caching_alloc::core::{
     ActionKind, AllocError, Allocator, Entry, Filter, Freeze, GraphPool, GraphUse, MemoryInfo, Pool,
-    PoolKind, PoolSettings, SegmentMemory, SegmentSource, SourceError, Tracker, TrackerError,
+    PoolKind, PoolSettings, Segment, SegmentMemory, SegmentSource, SourceError, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, StreamCall};
 
@@ -397,6 +397,30 @@ fn a_graph_keeps_memory_of_an_allocator_that_is_dropped() {
         assert!(bench.source.physical(address).is_some(), "the graph uses it: {frees_first}");
         drop(graph);
         assert_eq!(bench.source.calls().live_bytes, 0, "{frees_first}");
+    }
+}
+
+#[test]
+fn a_pool_that_is_dropped_beside_a_graph_releases_the_segments_that_the_graph_does_not_use() {
+    for kind in [PoolKind::Cached, PoolKind::Remappable] {
+        let bench = remapping_bench(1 << 30, tight());
+        let reserved = || bench.allocator.stats().reserved.current;
+        let pool = bench.allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
+        let graph = GraphUse::default();
+        let blocks: Vec<_> = (0..5).map(|_| pool.allocate(6 * MIB, s(1)).unwrap()).collect();
+        let used = blocks[2].address();
+        let segments = blocks[2].segments();
+        assert!(bench.allocator.used_by_graph(used, 6 * MIB, &graph));
+        drop((blocks, pool));
+        bench.allocator.empty_cache().unwrap();
+        assert_eq!(reserved(), segments.iter().map(Segment::bytes).sum::<u64>(), "{kind:?}");
+        for offset in 0..6 {
+            assert!(bench.source.physical(used + offset * MIB).is_some(), "the graph uses it: {kind:?}");
+        }
+        drop(graph);
+        bench.allocator.empty_cache().unwrap();
+        assert_eq!((reserved(), bench.source.calls().live_bytes), (0, 0), "{kind:?}");
+        assert!(bench.allocator.faults().is_empty(), "{:?}", bench.allocator.faults());
     }
 }
 

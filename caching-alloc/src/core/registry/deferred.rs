@@ -1,5 +1,6 @@
 //! Deferred release of the memory that a dropped stream cache or re-mappable pool leaves.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::structure::{Structure, Turn};
@@ -7,7 +8,7 @@ use super::{Registry, StructureLock, locked};
 use crate::core::entry::Entry;
 use crate::core::error::{Fault, chain};
 use crate::core::pending::Pending;
-use crate::core::segment::Segment;
+use crate::core::segment::{Segment, SegmentId};
 use crate::core::snapshot::{SegmentState, Usage};
 use crate::core::source::SegmentSource;
 use crate::core::stream::{EventId, StreamId};
@@ -21,7 +22,7 @@ pub(in crate::core) struct DeferredRelease {
     pub(in crate::core) streams: Vec<StreamId>,
     pub(in crate::core) segments: Vec<Segment>,
     /// Blocks that other streams or graphs may still use.
-    pub(in crate::core) pending: Vec<Pending>,
+    pub(in crate::core) pending: Vec<DeferredBlock>,
     /// Block entries that are not delivered yet.
     pub(in crate::core) entries: Vec<Entry>,
     /// The trackers that receive these entries.
@@ -36,12 +37,28 @@ pub(in crate::core) struct DeferredRelease {
     pub(in crate::core) source: Option<Arc<dyn SegmentSource>>,
 }
 
+/// A pending block of a dropped stream cache or re-mappable pool.
+#[derive(Debug)]
+pub(in crate::core) struct DeferredBlock {
+    pub(in crate::core) pending: Pending,
+    /// The segments that contain the block.
+    pub(in crate::core) segments: Vec<Segment>,
+}
+
 impl DeferredRelease {
-    /// Returns the segments for a snapshot, each shown as one block. The blocks are shown as [`Usage::PendingFree`]
-    /// while any block of the memory is pending.
+    /// Returns the segments for a snapshot, each shown as one block. The block is shown as [`Usage::PendingFree`] while
+    /// a block of the segment is pending.
     pub(in crate::core) fn capture(&self) -> impl Iterator<Item = SegmentState> {
-        let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
-        self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
+        let pending = self.pending_segments();
+        self.segments.iter().map(move |segment| {
+            let is_pending = pending.contains(&segment.id());
+            SegmentState::whole(segment, if is_pending { Usage::PendingFree } else { Usage::Inactive })
+        })
+    }
+
+    /// Returns the segments that contain pending blocks.
+    fn pending_segments(&self) -> HashSet<SegmentId> {
+        self.pending.iter().flat_map(|block| &block.segments).map(Segment::id).collect()
     }
 
     /// Takes the undelivered entries out, and returns them with the trackers that receive them. Returns `None` if
@@ -123,42 +140,50 @@ impl Registry {
         }
     }
 
-    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream that may use it
-    /// [is captured](Self::is_captured), if a graph uses it, or if a wait fails. The entries are delivered already.
+    /// Waits on the host for the uses of deferred memory, and releases it. Defers a segment again while a graph uses a
+    /// block of it, or if the wait for another use of a block fails. Defers all segments again if a stream of `left`
+    /// [is captured](Self::is_captured), or if the wait for it fails. The entries are delivered already.
     fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
-        left.pending.retain_mut(|pending| {
+        left.pending.retain_mut(|DeferredBlock { pending, .. }| {
             pending.waits.retain(|wait| !self.wait_for(wait));
             pending.is_in_graph() || !pending.waits.is_empty()
         });
-        if left.streams.iter().any(|stream| self.is_captured(*stream)) || !left.pending.is_empty() {
+        let pending = left.pending_segments();
+        // Without a segment to release, there is no reason to wait for the streams.
+        let are_all_pending =
+            !left.pending.is_empty() && left.segments.iter().all(|segment| pending.contains(&segment.id()));
+        if are_all_pending || left.streams.iter().any(|stream| self.is_captured(*stream)) {
             locked(&self.deferred).push(left);
             return;
         }
         let used = if left.segments.is_empty() { &[] } else { &left.streams[..] };
-        match used.iter().try_for_each(|stream| self.drain_stream(*stream)) {
-            Ok(()) => {
-                self.unmap_old(&left);
-                left.segments.into_iter().for_each(|segment| self.remove_segment(structure, segment));
-                if let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) {
-                    self.count(|calls| calls.unreserve += left.ranges.len() as u64);
-                    left.ranges.iter().for_each(|(base, bytes)| source.unreserve(*base, *bytes));
-                }
-            }
-            Err(error) => {
-                left.segments.iter().for_each(|segment| self.strand(segment, &error));
-                locked(&self.deferred).push(left);
-            }
+        if let Err(error) = used.iter().try_for_each(|stream| self.drain_stream(*stream)) {
+            left.segments.iter().for_each(|segment| self.strand(segment, &error));
+            locked(&self.deferred).push(left);
+            return;
+        }
+        self.unmap_old(&mut left);
+        let segments = std::mem::take(&mut left.segments).into_iter();
+        let (kept, released): (Vec<_>, Vec<_>) =
+            segments.partition(|segment| pending.contains(&segment.id()));
+        released.into_iter().for_each(|segment| self.remove_segment(structure, segment));
+        if !left.pending.is_empty() {
+            // The streams are waited for again: the graphs may be launched on them.
+            locked(&self.deferred).push(DeferredRelease { segments: kept, ..left });
+        } else if let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) {
+            self.count(|calls| calls.unreserve += left.ranges.len() as u64);
+            left.ranges.iter().for_each(|(base, bytes)| source.unreserve(*base, *bytes));
         }
     }
 
     /// Unmaps the old addresses of moved pages, and recycles their events. The caller ensures that no work uses these
     /// addresses any more.
-    fn unmap_old(&self, left: &DeferredRelease) {
+    fn unmap_old(&self, left: &mut DeferredRelease) {
         let Some(source) = left.source.as_ref().and_then(|source| source.as_pages()) else { return };
-        left.events.iter().for_each(|event| self.events.recycle(*event));
-        for (address, bytes) in &left.old {
+        left.events.drain(..).for_each(|event| self.events.recycle(event));
+        for (address, bytes) in left.old.drain(..) {
             self.count(|calls| calls.unmap += 1);
-            if let Err(error) = source.unmap(*address, *bytes) {
+            if let Err(error) = source.unmap(address, bytes) {
                 let pool = left.segments.first().map(Segment::pool).unwrap_or_default();
                 self.fault(Fault::Unmapped { pool, message: chain(&error) });
             }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
-pub(super) use self::deferred::DeferredRelease;
+pub(super) use self::deferred::{DeferredBlock, DeferredRelease};
 use self::ordering::StreamMarks;
 use self::structure::{Progress, Turn};
 pub(super) use self::structure::{Structure, StructureLock};

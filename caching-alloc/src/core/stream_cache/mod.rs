@@ -31,7 +31,7 @@ use super::lock::{Rank, Ranked};
 use super::pending::{Pending, User, Uses};
 use super::pool_info::PoolInfo;
 use super::quick_list::QuickList;
-use super::registry::{DeferredRelease, Registry};
+use super::registry::{DeferredBlock, DeferredRelease, Registry};
 use super::remap::ArenaList;
 use super::request::Request;
 use super::ring::{Batch, Origin, Ring};
@@ -311,6 +311,9 @@ impl Drop for StreamCache {
         if state.shared.is_some() && state.key != Key::RETIRED {
             self.pool.leave(self.stream, pending.drain(..));
         }
+        let with_segments =
+            |pending: Pending| DeferredBlock { segments: state.segments_of(pending.id), pending };
+        let pending = pending.into_iter().map(with_segments).collect();
         let (mut batch, mut entries) = (Batch::default(), Vec::new());
         state.ring.take_outbox(&mut batch);
         batch.expand(origin, &mut entries);
