@@ -55,30 +55,41 @@ impl CapturedMemory {
         is_used
     }
 
-    /// Like [`MemoryOwner::used_by_graph`], for a new block that was requested for `stream`, which may be capturing. If
-    /// the driver does not tell, the block is kept for ever.
+    /// Like [`MemoryOwner::used_by_graph`], for a new block that was requested for `stream`, which may be capturing. The
+    /// block is kept for ever if the stream captures and the driver does not tell whether the graph owns the use.
     pub(super) fn note_allocation(&self, stream: &Stream, address: u64, bytes: u64) {
-        if self.used_by_graph(DevicePtr(address), bytes, stream).is_err() {
-            let unknown = GraphUse::default();
-            self.use_blocks(address, bytes, &unknown);
-            unknown.keep_for_ever();
+        // If the query fails, the stream is not being captured, because the query succeeds for a captured stream. It
+        // fails for the legacy default stream while a blocking stream captures.
+        let Ok(Some(capture)) = self.capture_of(stream) else { return };
+        let graph = self.graph(capture);
+        if self.use_in_graph(address, bytes, stream, &graph).is_err() {
+            std::mem::forget(graph);
         }
+    }
+
+    /// Returns the driver's id of the capture of `stream`. Only an active capture has an id. An invalidated capture
+    /// gives no graph.
+    fn capture_of(&self, stream: &Stream) -> Result<Option<u64>> {
+        if !stream.context().driver().is_same(self.context.driver()) {
+            return Ok(None);
+        }
+        Ok(stream.capture_info()?.id)
+    }
+
+    /// Makes `graph` a user of the blocks in this range until the graph of the stream's capture is dropped.
+    fn use_in_graph(&self, address: u64, bytes: u64, stream: &Stream, graph: &Arc<GraphUse>) -> Result<()> {
+        if self.use_blocks(address, bytes, graph) && !stream.keep_in_graph(graph.clone())? {
+            // Another library began the capture, and its graph can own nothing. So the uses never end.
+            std::mem::forget(graph.clone());
+        }
+        Ok(())
     }
 }
 
 impl MemoryOwner for CapturedMemory {
     fn used_by_graph(&self, DevicePtr(address): DevicePtr, bytes: u64, stream: &Stream) -> Result<()> {
-        if !stream.context().driver().is_same(self.context.driver()) {
-            return Ok(());
-        }
-        // Only an active capture has an id. An invalidated capture gives no graph.
-        let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
-        let graph = self.graph(capture);
-        if self.use_blocks(address, bytes, &graph) && !stream.keep_in_graph(graph.clone())? {
-            // Another library began the capture, and its graph can own nothing. So the uses never end.
-            std::mem::forget(graph);
-        }
-        Ok(())
+        let Some(capture) = self.capture_of(stream)? else { return Ok(()) };
+        self.use_in_graph(address, bytes, stream, &self.graph(capture))
     }
 }
 

@@ -7,7 +7,7 @@ use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySo
 use cuda_driver::graph::{CaptureMode, Graph};
 use cuda_driver::sys::{CUresult, CUstreamCaptureMode};
 use cuda_driver::{Context, DevicePtr, Stream, StreamFlags, graph_memory};
-use gpu_sim::World;
+use gpu_sim::{Action, Injection, World};
 
 use super::common::{MIB, tight};
 use super::driver::{in_a_world, on_devices};
@@ -148,4 +148,52 @@ fn captured_work_keeps_a_block_of_a_dropped_allocator() {
             Allocator::remapping(source, events, settings()).unwrap()
         });
     });
+}
+
+/// Requests a block of a frozen pool for `stream`, and drops it again, while `captured` captures. `before` is called
+/// first. Returns the number of reserved bytes of the allocator after the end of the capture and of its graph.
+fn reserved_after_a_request_beside_a_capture(
+    context: &Context,
+    stream: &Stream,
+    captured: &Stream,
+    before: impl FnOnce(),
+) -> u64 {
+    let events = Arc::new(DriverEvents::new(context));
+    let allocator = Allocator::new(Arc::new(DriverSource::new(context)), events.clone(), tight());
+    let id = events.register(stream);
+    let pool = allocator.pool(PoolSettings::default()).unwrap();
+    drop(pool.allocate(512, id).unwrap());
+    let freeze = pool.freeze();
+    let capture = captured.begin_capture(CaptureMode::Relaxed).unwrap();
+    before();
+    drop(pool.allocate(512, id).unwrap());
+    drop((capture.end().unwrap(), freeze, pool));
+    allocator.empty_cache().unwrap();
+    allocator.stats().reserved.current
+}
+
+#[test]
+fn a_block_of_the_default_stream_is_not_kept_for_a_capture_of_another_stream() {
+    on_devices(1, |_, contexts| {
+        let context = &contexts[0];
+        // The driver refuses to tell the capture status of the default stream while a blocking stream captures.
+        let captured = Stream::new(context, StreamFlags::empty()).unwrap();
+        let stream = Stream::legacy_default(context);
+        assert_eq!(reserved_after_a_request_beside_a_capture(context, &stream, &captured, || {}), 0);
+    });
+}
+
+#[test]
+fn a_block_is_kept_for_ever_only_if_a_graph_is_known_to_use_it() {
+    let reserved = |world: &World, contexts: Vec<Context>, failing: u64| {
+        let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
+        reserved_after_a_request_beside_a_capture(&contexts[0], &stream, &stream, || {
+            let failure = Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(999)).nth(failing);
+            world.faults().inject(failure).unwrap();
+        })
+    };
+    // The first query of the request tells whether the stream captures.
+    on_devices(1, |world, contexts| assert_eq!(reserved(world, contexts, 1), 0));
+    // The second one tells whether the graph can own the use.
+    in_a_world(1, |world, contexts| reserved(world, contexts, 2), |reserved, _, _| assert!(reserved > 0));
 }
