@@ -136,10 +136,9 @@ impl Pool {
     #[cold]
     fn allocate_beside_captures(&self, key: Key, request: Request) -> Result<Block, AllocError> {
         let info = &self.handle.core.info;
-        let is_kept = info.is_kept();
-        info.refuse_capture(key.stream)?;
+        let may_capture = info.refuse_capture(key.stream)?;
         let block = self.serve(key, request)?;
-        if is_kept {
+        if may_capture {
             info.registry.events.note_allocation(key.stream, block.address(), block.bytes());
         }
         Ok(block)

@@ -116,14 +116,18 @@ impl PoolInfo {
         self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
     }
 
-    /// Returns an error if the stream is being captured, and the pool does not keep its memory for the graph.
+    /// Returns an error if the stream is being captured, and the pool does not keep its memory for the graph. Otherwise
+    /// returns true if the pool keeps its memory, so that the stream may be capturing.
     #[cold]
-    pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
-        // If the query fails, the stream is not being captured, because the query succeeds for a captured stream.
-        if self.is_kept() || !self.registry.events.is_capturing(stream).unwrap_or(false) {
-            return Ok(());
+    pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<bool, AllocError> {
+        if self.is_kept() {
+            return Ok(true);
         }
-        Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
+        // If the query fails, the stream is not being captured, because the query succeeds for a captured stream.
+        if self.registry.events.is_capturing(stream).unwrap_or(false) {
+            return Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream });
+        }
+        Ok(false)
     }
 
     /// Returns true if a request in this pool may use free blocks of `other` when no memory can be allocated for the

@@ -1,21 +1,21 @@
 //! Tests of the interleavings of threads. Each test is a program of a few threads, which a checker runs in many orders.
 //!
-//! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
-//!   preemptions of a runnable thread. Some models have at most 3, even if that variable is greater. Steps on
-//!   different locks and atomics are independent of each other. Of several orders that differ only in the order of
+//! - Built with `--cfg loom`: runs [`models`] and [`captures`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3
+//!   unless set) preemptions of a runnable thread. Some models have at most 3, even if that variable is greater. Steps
+//!   on different locks and atomics are independent of each other. Of several orders that differ only in the order of
 //!   independent steps, loom runs one. Loom does not see the reference counts of `Arc` (see [`sync`](crate::sync)), so
 //!   it does not try different orders of their changes.
-//! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
-//!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
-//!   at two random steps the running thread gets the lowest priority.
-//! - Otherwise: runs [`models`] and [`flows`] 30 times each, on threads of the operating system, in the order of its
-//!   scheduler.
+//! - Built with `--cfg shuttle`: runs these and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set). Then runs
+//!   them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and at two
+//!   random steps the running thread gets the lowest priority.
+//! - Otherwise: runs all of them 30 times each, on threads of the operating system, in the order of its scheduler.
 //!
 //! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
 //! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the trace entries that it
 //! got are consistent. The source, the streams and the readers also check that their caller holds no lock that a hit
 //! takes. A hit is a request that its stream's cache serves.
 
+mod captures;
 #[cfg(not(loom))]
 mod flows;
 mod models;
@@ -40,6 +40,11 @@ use shuttle::thread;
 use std::thread;
 
 const MIB: u64 = 1 << 20;
+/// The length of a block of which the quick list can cache many. The quick list caches freed blocks without merging
+/// them.
+const SHORT: u64 = 1000;
+/// The length of a block of which the quick list can cache one.
+const LONG: u64 = 3 * MIB;
 
 #[cfg(loom)]
 fn check(program: impl Fn() + Send + Sync + 'static) {

@@ -9,17 +9,18 @@ use crate::sync::Mutex;
 #[derive(Debug)]
 pub(super) struct Streams {
     host: HostStreams,
-    step: Mutex<()>,
+    /// The addresses of the blocks in `note_allocation`. Locked during each call.
+    noted: Mutex<Vec<u64>>,
 }
 
 impl Streams {
     pub(super) fn new() -> Self {
-        Self { host: HostStreams::new(), step: Mutex::new(()) }
+        Self { host: HostStreams::new(), noted: Mutex::new(Vec::new()) }
     }
 
     fn step<R>(&self, call: impl FnOnce(&HostStreams) -> R) -> R {
         assert_may_call_out();
-        let _step = self.step.lock();
+        let _step = self.noted.lock();
         call(&self.host)
     }
 
@@ -46,6 +47,10 @@ impl Streams {
     pub(super) fn live_events(&self) -> usize {
         self.host.live_events()
     }
+
+    pub(super) fn noted(&self) -> Vec<u64> {
+        self.noted.lock().unwrap().clone()
+    }
 }
 
 impl StreamEvents for Streams {
@@ -69,6 +74,10 @@ impl StreamEvents for Streams {
     }
     fn captures(&self) -> Option<CaptureCount> {
         self.host.captures()
+    }
+    fn note_allocation(&self, _stream: StreamId, address: u64, _bytes: u64) {
+        assert_may_call_out();
+        self.noted.lock().unwrap().push(address);
     }
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
         self.step(|host| host.is_capturing(stream))
