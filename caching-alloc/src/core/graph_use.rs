@@ -13,7 +13,9 @@ pub(super) const GRAPH: &str = "captured graph";
 
 /// A captured graph as a user of memory. Clones are the same graph. While any clone exists, the blocks that the graph
 /// [uses](super::Allocator::used_by_graph) are not reused after their owners have dropped them, and their segments are
-/// neither released nor moved.
+/// neither released nor moved. A graph that uses a block also keeps the internal state of its allocator, with the
+/// sources of the memory and the [`StreamEvents`](super::StreamEvents). Over a source that is a handle of a larger
+/// object, such as `PoolSource` of `symm-mem`, that whole object lives as long as the graph.
 ///
 /// Drop the last clone when the graph and its executables are destroyed and their launches have ended, or are ordered
 /// before later work of the blocks' streams. The next request that finds no free block then reuses the memory.
@@ -58,7 +60,9 @@ impl GraphUse {
         true
     }
 
-    /// Never ends the graph's uses. For graphs whose end cannot be detected.
+    /// Never ends the graph's uses. For graphs whose end cannot be detected. Everything that the graph keeps stays for
+    /// ever: the blocks, the internal state of their allocators, the sources, and the
+    /// [`StreamEvents`](super::StreamEvents) with their streams and events.
     pub fn keep_for_ever(self) {
         std::mem::forget(self);
     }

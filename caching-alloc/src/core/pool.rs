@@ -149,6 +149,12 @@ impl Pool {
     /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), even if another stream of the pool has
     /// free memory.
     ///
+    /// If the allocator detects the capture, as with [`DriverEvents`](crate::driver::DriverEvents), a block that a
+    /// captured request gets is not reused before the end of the graph, not even by later requests of the same
+    /// capture. So a captured loop that allocates and frees needs the memory of all its blocks, and fails with
+    /// `PoolWouldGrowDuringCapture` if the pool has less. A [`GraphPool`](super::GraphPool) reuses blocks within a
+    /// capture.
+    ///
     /// Blocks while any pool of the allocator grows or is trimmed, so that a growth or trim of this pool does not
     /// continue under the guard. Inside a tracker, that is, in a call from a method of a [`Tracker`](super::Tracker),
     /// it does not block: the growth or trim that called the tracker may still complete.

@@ -53,8 +53,8 @@ struct DetachedPending {
 #[derive(Debug)]
 pub(super) struct Keep(Arc<PoolInfo>);
 
-/// A guard for captures. While it lives, its pool neither grows, nor releases or lends memory; see
-/// [`Pool::freeze`](super::Pool::freeze).
+/// A guard for captures. While it lives, its pool neither grows, nor releases or lends memory. Blocks that captured
+/// requests get are not reused before the end of the graph; see [`Pool::freeze`](super::Pool::freeze).
 #[derive(Debug)]
 #[must_use = "the pool thaws when this is dropped"]
 pub struct Freeze(Arc<PoolInfo>);

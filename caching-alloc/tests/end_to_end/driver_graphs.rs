@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use caching_alloc::core::{Allocator, PoolSettings, SegmentSource, Settings, StreamEvents};
+use caching_alloc::core::{
+    AllocError, Allocator, Block, PoolSettings, SegmentSource, Settings, StreamEvents,
+};
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
 use cuda_driver::graph::{CaptureMode, Graph};
 use cuda_driver::sys::{CUresult, CUstreamCaptureMode};
@@ -196,4 +198,33 @@ fn a_block_is_kept_for_ever_only_if_a_graph_is_known_to_use_it() {
     on_devices(1, |world, contexts| assert_eq!(reserved(world, contexts, 1), 0));
     // The second one tells whether the graph can own the use.
     in_a_world(1, |world, contexts| reserved(world, contexts, 2), |reserved, _, _| assert!(reserved > 0));
+}
+
+#[test]
+fn a_captured_loop_needs_the_memory_of_all_its_blocks_in_a_frozen_pool_and_of_one_in_a_graph_pool() {
+    on_devices(1, |_, contexts| {
+        let context = &contexts[0];
+        let events = Arc::new(DriverEvents::new(context));
+        let allocator = Allocator::new(Arc::new(DriverSource::new(context)), events.clone(), tight());
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        let id = events.register(&stream);
+        let captured_loop = |allocate: &dyn Fn() -> Result<Block, AllocError>| {
+            drop(allocate().unwrap());
+            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            let outcome = (0..3).try_for_each(|_| allocate().map(drop));
+            drop(capture.end().unwrap());
+            outcome
+        };
+        let frozen = allocator.pool(PoolSettings::default()).unwrap();
+        drop(frozen.allocate(6 * MIB, id).unwrap());
+        let freeze = frozen.freeze();
+        let refused = captured_loop(&|| frozen.allocate(6 * MIB, id));
+        assert!(matches!(refused, Err(AllocError::PoolWouldGrowDuringCapture { .. })), "{refused:?}");
+        drop(freeze);
+        let graphs = allocator.graph_pool(PoolSettings::default()).unwrap();
+        let route = graphs.capture(&[id]);
+        captured_loop(&|| allocator.allocate(6 * MIB, id)).unwrap();
+        assert_eq!(allocator.stats().reserved.current, 12 * MIB, "one block in each pool");
+        drop(route);
+    });
 }

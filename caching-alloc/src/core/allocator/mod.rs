@@ -358,7 +358,8 @@ impl Allocator {
 
     /// Makes `graph` a user of the blocks that contain a part of the `bytes` bytes at `address`: the memory of these
     /// blocks stays in place, and goes to no other block, while a clone of `graph` exists. Call it for memory that work
-    /// in a capture uses, before the blocks are dropped. Returns true if the allocator has handed out such a block.
+    /// in a capture uses, before the blocks are dropped. Returns true if the allocator has handed out such a block. Then
+    /// the graph also keeps the allocator's source and [`StreamEvents`](super::StreamEvents); see [`GraphUse`].
     ///
     /// For memory of a [graph pool](super::GraphPool) that has a capture or a [`GraphMemory`](super::GraphMemory), the
     /// segments stay in place, but the pool may reuse the blocks, as for its other graphs.
