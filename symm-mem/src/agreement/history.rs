@@ -62,7 +62,7 @@ pub struct Operation {
     pub bytes: u64,
     /// The place of the block. For a retirement, the start of the segment. `None` for a refused request.
     pub place: Option<BlockPlace>,
-    /// The tag that the program gave the request.
+    /// The tag that the program gave the request, or `reserved` for a reservation.
     pub tag: Option<String>,
     /// The source file and line of the program's call. Empty for a free, because the drop of a block's last clone has
     /// no source line.
@@ -159,14 +159,17 @@ pub enum Divergence {
         /// repeat the request. If the request then succeeds, the allocation replaces the refused request in the log.
         can_grant: bool,
     },
-    /// The first difference cannot be found, for one of these reasons:
-    /// - The ranks' logs no longer contain the operation that differs.
-    /// - Allocations during the search have removed hashes from a log.
-    /// - The pools differ before their first operation, because they have different [geometries](crate::Geometry).
+    /// No operation can be named as the first that differs, for one of these reasons:
+    /// - The operation is too old. A log keeps only its latest operations, each with the hash after it, and a few older
+    ///   hashes.
+    /// - During the [search](super::search), new operations pushed a hash that the search needed out of a log.
+    /// - The difference is not in an operation: the pools have different [geometries](crate::Geometry).
     Forgotten {
-        /// - If this is 0: even the hashes of the empty logs differ, because the pools have different geometries.
-        /// - Otherwise: the number of the first operation that differs is less than this. Or the pools have different
-        ///   geometries: the search detects these only if its range begins at length 0.
+        /// An upper bound: the first operation that differs has a smaller number.
+        /// - 0: no operation has a smaller number. The hashes differ even at length 0, because the pools have different
+        ///   geometries.
+        /// - Otherwise: it is possible that the pools have different geometries instead. The search compares the hashes
+        ///   at length 0 only if it starts there.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

@@ -45,8 +45,9 @@ pub enum Plain {
 }
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause } });
 
-/// The agreement on a plain registration. Each member registers before the agreement starts, and its record is the
-/// outcome.
+/// The agreement on a plain registration. Each member registers its segments before the agreement starts, and posts its
+/// [`Attempt`] as its record. So the agreement needs no action. (The name [`PlainProtocol`] means an agreement without
+/// an action, and is unrelated to plain registration.)
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationProtocol;
 

@@ -12,7 +12,7 @@ use crate::{
 /// alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The beginning of each error's text, which names the group.
+    /// The operation and the group that the handle's errors name: `direct path of group …`.
     call: CallContext,
     core: Weak<DirectCore>,
 }

@@ -40,7 +40,7 @@ enum PageOffer {
         site: Site,
         export: Export,
     },
-    /// The rank could not create its flag page.
+    /// The rank could not create or offer its flag page.
     Missing {
         problem: String,
     },
@@ -52,13 +52,14 @@ wire_enum!(PageOffer { 0 => Offered { site, export }, 1 => Missing { problem } }
 enum FlagPageRefusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// A member has no flag page, or not all members opened all flag pages. `problem` describes the failure of member
-    /// `rank`. This is the first member of the first set in this list that is not empty:
-    /// - members without a flag page
-    /// - members that reported a failure
-    /// - members that posted no outcome
-    /// - members whose flag page another member could not get, because they did not answer
-    /// - members that got no answer when they opened the flag page of another member
+    /// A member has no flag page, or not all members succeeded in opening all flag pages. `rank` is the member that is
+    /// named as the cause, and `problem` describes its failure. The cause is a member of the first of these kinds that
+    /// exists:
+    /// - It has no flag page.
+    /// - It reported a failure.
+    /// - It posted no outcome.
+    /// - Another member reported that it did not answer.
+    /// - It reported that it got no answer, and no member named the one that did not answer.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(FlagPageRefusal { 0 => Options { options }, 1 => Failed { rank, problem } });

@@ -1,6 +1,8 @@
-//! Peers' memory that an exchange has open on this rank. An exchange opens each allocation once, unless two concurrent
-//! agreements of different sets of members both need it. An allocation is closed when the last plan or set of
-//! [regions](super::Regions) that uses it is closed.
+//! The peers' allocations that an [`Exchange`](super::Exchange) has open on this rank. A new agreement does not open
+//! again what is registered here. Exception: agreements of the same members run one after the other, but those of
+//! different sets of members may run at the same time. Two of these may both open an allocation, and the registry then
+//! keeps only the one noted last. An allocation is closed when the last plan or set of [regions](super::Regions) that
+//! uses it is closed.
 
 use std::{
     collections::HashMap,

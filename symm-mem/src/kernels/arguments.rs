@@ -65,10 +65,10 @@ unsafe impl Parameter for Gather {}
 pub(super) const VEC16_BYTES: u64 = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 512;
-/// Largest number of blocks of a collective. Each block waits for the block with the same number on every other rank,
-/// through a [channel](super::PadLayout) of its own. If ranks share a device, all their blocks must therefore be
-/// resident at once. The blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor
-/// holds two blocks.
+/// Largest number of thread blocks that one rank launches for a collective. Each block waits for the block with the
+/// same number on every other rank, through a [channel](super::PadLayout) of its own. If ranks share a device, all
+/// their blocks must therefore be resident at once. For example, eight ranks on one device launch up to 8 · 24 = 192
+/// blocks. These fit on 132 multiprocessors that hold two blocks each.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
 /// Number of blocks of a launch. `bytes` is the number of bytes that the blocks of one rank handle together. All ranks

@@ -347,7 +347,9 @@ impl MemoryOwner for PoolMemory {
         bytes: u64,
         stream: &Stream,
     ) -> cuda_driver::Result<()> {
-        if self.arena().places(address, bytes).is_empty() {
+        let has_driver_of = |context: &Context| stream.context().driver().is_same(context.driver());
+        let may_use_pool = self.context.as_ref().is_none_or(has_driver_of);
+        if !may_use_pool || self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
         self.pin_for_graph(stream, |pins| self.hold_range(pins, address, bytes))

@@ -1,6 +1,8 @@
-//! The network between the ranks and the store: the production server of the store, and the connections of ranks to it.
-//! The bytes of a connection travel in *pieces*, and arrive in the order in which they were sent. The module `store`
-//! decides when a piece arrives.
+//! The simulated network between the ranks and the store. The server and the clients are the production code of
+//! [`bootstrap::store`]; only the connections between them are simulated. The bytes of a connection travel in *pieces*,
+//! and arrive in the order in which they were sent. [`super::store`] decides when a piece arrives.
+//!
+//! A *request* of a rank is executed by one or several *calls*, one after the other.
 
 use std::{collections::VecDeque, mem, sync::Mutex, time::Duration};
 
@@ -16,9 +18,10 @@ use super::{
 };
 use crate::lock::lock;
 
-/// A time limit that never expires, because it is longer than any run. The client uses it for the answer to a request
-/// that does not wait for a key, and the server for the greeting of a client. No shorter limit is needed: an open
-/// connection loses no bytes, so every answer and every greeting arrives.
+/// A time limit that never expires, because it is longer than any run. The client may take this long for its
+/// greeting, and waits this long for the answer to a call that does not wait for a key. The server waits this long for
+/// the greeting of a client. No shorter limit is needed: an open connection loses no bytes, so every answer and every
+/// greeting arrives.
 const UNLIMITED: Duration = Duration::from_secs(1 << 32);
 /// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
@@ -33,8 +36,8 @@ pub(super) struct Link {
     /// The pieces that travel to the rank, in order. Those that have arrived and that the rank has not read yet come
     /// first.
     down: VecDeque<Vec<u8>>,
-    /// The request that uses the connection, or `None` if the connection is idle. The request's call is in progress, or
-    /// begins after the greeting.
+    /// The request that uses the connection, or `None` if the connection is idle. One of the request's calls is in
+    /// progress. On a new connection, the greeting is in progress instead.
     asked: Option<Asked>,
     /// The number of calls begun on this connection. It identifies the current call.
     pub(super) calls: u64,
@@ -231,9 +234,9 @@ impl Network {
         }
     }
 
-    /// Ends a connection. If `delivers` is true, the pieces that travel to the store still arrive. Returns the request
-    /// that used the connection and gets no answer, if there is one, and the bytes that the server sends on other
-    /// connections.
+    /// Ends a connection. If `delivers` is true, the pieces that travel to the store still arrive. Returns two values:
+    /// the request that was using the connection, if any (it gets no answer), and the bytes that the server then sends
+    /// on other connections.
     pub(super) fn close(
         &mut self,
         id: ClientId,
@@ -253,15 +256,16 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and for some
-    /// requests that ranks make in production, such as the removal of keys. A request through this store fails if it
+    /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and to
+    /// carry out at once some requests that in production the ranks make themselves, such as the removal of keys. A
+    /// request through this store fails if it
     /// would end the wait of a rank, because the answer to that rank must take simulated time.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }
 
-    /// Exchanges bytes between the client [`OBSERVER`] and the server until the client's call ends. `outputs` are the
-    /// outputs with which the client has begun the call.
+    /// Exchanges bytes between the client [`OBSERVER`] and the server until the client's greeting or call ends.
+    /// `outputs` are the outputs with which it has begun.
     fn observe(&mut self, mut outputs: Vec<client::Output>) -> Result<Option<Reply>, StoreError> {
         loop {
             let mut received = Vec::new();

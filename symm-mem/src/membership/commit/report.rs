@@ -21,17 +21,18 @@ pub struct CommitReport {
     pub segments: usize,
     /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
-    /// The reason why the new segments have no windows:
+    /// The reason why this commit makes no windows, even if it has no new segments:
     /// - The group has one member.
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if they have windows, or if this rank had nothing to commit and so
-    /// [skipped](crate::SymmetricPool::commit) the commit. In the latter case, each other member has skipped the commit
-    /// too, or gets an error instead of a report.
+    /// `None` if the commit makes windows of its new segments, if any. Also `None` if this rank
+    /// [skipped](crate::SymmetricPool::commit) the commit. Then each other member has skipped it too, or gets an error
+    /// instead of a report.
     pub without: Option<NoWindows>,
-    /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
-    /// windows. If one member cannot register them, all members undo their registrations, and
+    /// True if all members have registered the new segments with `ncclCommRegister`. The commit tries this only for the
+    /// second reason of [`without`](Self::without): if NCCL does not support windows for the group. If one member cannot
+    /// register the segments, all members undo their registrations, this is false, and
     /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or

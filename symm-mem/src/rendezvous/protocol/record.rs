@@ -77,7 +77,7 @@ pub struct RendezvousRecord {
     /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) object for the
     /// group, including the one that sends this record.
     pub generation: u64,
-    /// The number of rendezvous of the same `Rendezvous` object before this one. In rendezvous 0, the members map their
+    /// How many rendezvous the same `Rendezvous` object began before this one. In rendezvous 0, the members map their
     /// signal pads, if the object has pads.
     pub number: u64,
     /// The sender, as a rank of the job.
@@ -94,8 +94,8 @@ pub struct RendezvousRecord {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The `number` of the rendezvous that made the mapping which this rank still has for this allocation. `None` if
-    /// this rank has no such mapping.
+    /// If this rank still has the peers' memory mapped from an earlier rendezvous of this allocation: the `number` of
+    /// that rendezvous. Otherwise `None`.
     pub mapped: Option<u64>,
     /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,

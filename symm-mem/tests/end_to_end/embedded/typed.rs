@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use cuda_driver::{
     DeviceSlice, Driver, Element, Stream, StreamFlags, WaitCondition,
     graph::CaptureMode,
+    graph_memory,
     memory::DeviceMemory,
     sys::{Api, CUresult, CUstream, CUstreamCaptureStatus, Table},
 };
@@ -315,6 +316,36 @@ fn a_slice_that_is_dropped_during_an_allocation_is_waited_for() {
         drop((kept, slice));
     });
     *IS_CAPTURING.lock().unwrap() = None;
+    world.finish().expect("nothing is left behind");
+}
+
+/// Addresses and ids of captures mean nothing to another driver.
+#[test]
+fn captures_of_another_driver_pin_nothing() {
+    unsafe extern "C" fn init(_: u32) -> CUresult {
+        CUresult::CUDA_SUCCESS
+    }
+    let _turn = turn();
+    let world = on_device(
+        |_| {},
+        |world, pool, _| {
+            let mut table = world.cuda();
+            table.cuInit = Some(init);
+            // SAFETY: the functions are those of the living world, or without effect.
+            let api = unsafe { Api::from_parts(table) }.expect("the table has what it must have");
+            let other = Driver::new(api).expect("there is a device");
+            let context = other.device(0).and_then(|device| device.retain_primary()).expect("a device");
+            let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).expect("there is room");
+            let block = pool.allocate(512).expect("there is room");
+            let at = block.ptr();
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).expect("it begins");
+            graph_memory::note(&stream, [(at, 512)]).expect("nothing is refused");
+            let graph = capture.end().expect("it ends");
+            drop(block);
+            assert_eq!(pool.allocate(512).expect("there is room").ptr(), at);
+            drop(graph);
+        },
+    );
     world.finish().expect("nothing is left behind");
 }
 
