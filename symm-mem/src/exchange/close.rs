@@ -1,4 +1,5 @@
-//! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" stands for both.
+//! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" also stands for the transfers
+//! between the regions of this rank and one peer, which are closed independently of those with other peers.
 //!
 //! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
 //! reports this to the peers. After that, the rank keeps its own buffers and [signal slots](super::slots) of the plan

@@ -31,7 +31,11 @@ pub enum Awaited {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The awaited condition was not met in time, usually because a peer is late.
+    /// An operation did not end by its deadline, usually because a peer is late.
+    ///
+    /// The late operation may be behind others on its stream. Then `transfer`, `peer` and `awaited` describe the first
+    /// operation under way on that stream, if it has a deadline and belongs to the same plan (for regions: to the
+    /// transfers with the same peer). Otherwise these fields describe the late operation.
     #[error("Late: {} within {waited:.1?} (transfer {transfer})", match awaited {
         Awaited::Ready => format!("rank {peer} did not let the copy begin"),
         Awaited::Done => format!("rank {peer} did not end the copy"),
@@ -47,12 +51,12 @@ pub enum Fault {
         peer: u32,
         /// The condition that was not met in time.
         awaited: Awaited,
-        /// Time since the late operation was enqueued. An earlier operation of the same stream may have delayed it. If
-        /// the first operation under way on the stream belongs to the same plan and has a deadline, `transfer`, `peer`
-        /// and `awaited` describe that first operation, and not the late one.
+        /// Time since the late operation was enqueued. An earlier operation of the same stream may have delayed it.
         waited: Duration,
     },
-    /// The plan, or the transfers between regions, have failed on a peer. Or a peer has dropped its regions.
+    /// One of these has happened:
+    /// - The plan, or the transfers between regions, have failed on a peer.
+    /// - The peer has dropped its regions.
     #[error(
         "Abandoned: rank {peer} has given up the plan: late, broken or aborted there, or its regions were dropped"
     )]
@@ -166,10 +170,11 @@ pub enum TransferError {
         /// Name of the function that must be called before.
         expected: &'static str,
     },
-    /// A descriptor of a transfer between regions is invalid. Nothing was transferred.
+    /// A descriptor of a transfer between regions, a range to [prepare](super::Regions::prepare), or a pair of prepared
+    /// ranges is invalid. Nothing was transferred or prepared.
     #[error("descriptor {at}: {problem}")]
     Descriptor {
-        /// Index of the descriptor in the list.
+        /// Index of the descriptor, range or pair in its list.
         at: usize,
         /// The reason.
         problem: DescriptorError,

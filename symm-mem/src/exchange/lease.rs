@@ -1,6 +1,7 @@
 //! Leases: how long a rank keeps its own memory for peers that have not closed it yet.
 //!
-//! In this file, "plan" also stands for a set of [regions](super::Regions).
+//! In this file, "plan" also stands for the transfers between the [regions](super::Regions) of this rank and one peer.
+//! So each peer of a set of regions has its own lease.
 //!
 //! The peers of a plan access this rank's buffers and [signal slots](super::slots). A rank *closes* a plan after its
 //! program has dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it
@@ -64,6 +65,9 @@ impl Lease {
 /// the [lease](super::ExchangeOptions::lease). These peers may still access the memory, so the exchange does not free
 /// it. The exchange also does not reuse the slots by which the peers signal to this rank. Dropping this value leaks the
 /// memory.
+///
+/// A set of regions has one such value for each of these peers, and the values share the memory. There can also be a
+/// value for an agreement that failed on this rank, if it may have succeeded on other members.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -99,10 +103,12 @@ impl Quarantined {
         self.core.memory.iter()
     }
 
-    /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. The exchange still does not reuse the
-    /// signal slots. To free memory of `cuMemAlloc`, the driver waits until the device has no work. Meanwhile, other
-    /// threads of the process may block in the driver. So if this process runs several ranks, first end all their
-    /// transfers and kernels that wait for another rank.
+    /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere, for example in the value of another
+    /// peer of the same regions. The exchange still does not reuse the signal slots.
+    ///
+    /// To free memory of `cuMemAlloc`, the driver waits until the device has no work. Meanwhile, other threads of the
+    /// process may block in the driver. So if this process runs several ranks, first end all their transfers and
+    /// kernels that wait for another rank.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.

@@ -163,9 +163,9 @@ impl Exchange {
         sorted.iter().map(|member| info.global_ranks().get(*member).copied()).collect()
     }
 
-    /// Prepares this rank's contribution to the agreement. Returns its record and the [`PreparedRecord`]. If that
-    /// fails, frees the slots, and returns a record with the cause, and `None`. This rank then takes part with that
-    /// record, so that the others do not wait for it.
+    /// Prepares this rank's contribution to the agreement. Returns two values: the record that this rank sends, and the
+    /// [`PreparedRecord`]. If the preparation fails, frees the slots, and returns a record with the cause, and `None`.
+    /// This rank sends that record, so that the other members do not wait for it.
     fn record_or_cause(
         &self,
         plan: &str,
@@ -416,9 +416,10 @@ fn copies(
     route.remote.iter().map(&mut copy).collect()
 }
 
-/// Returns whether a refusal in `result` is the same on all members. That is false for two failures that may be
-/// reported to this rank alone, so that another member may have the plan: another process takes part as the same rank
-/// (`Taken`), or the member lists differ (`Members`).
+/// Returns whether a refusal in `result` is the same on all members. Returns false for two failures, because it is
+/// possible that only this rank gets them, and that other members have the plan:
+/// - `Taken`: another process takes part as this rank.
+/// - `Members`: the members' lists of members differ.
 fn is_same_on_all<T>(result: &Result<T, Box<Failed<ExchangeProtocol>>>) -> bool {
     !matches!(
         result,

@@ -86,20 +86,21 @@
 //! | `plan` | [`Plan`]: put and get on streams |
 //! | `copy` | copies between the memory of two ranks |
 //! | `core` | the state of a plan, or of the transfers between the regions of two ranks |
-//! | `generation` | numbers that tell the last agreed plan of a name from earlier ones |
+//! | `generation` | numbers that distinguish the current plan or regions of a name from earlier ones |
 //! | `regions` | [`Regions`]: memory that all members share, lists of descriptors, and prepared ranges |
-//! | `exports` | the allocations that this rank shares in one agreement |
+//! | `exports` | in one agreement: exports this rank's allocations, and opens those of the peers |
 //! | `handles` | the peers' allocations that this rank has open |
 //! | `slots` | words of device memory by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
-//! | `close`, `lease` | closing of dropped plans and regions; memory stays allocated until all peers have closed it |
+//! | `close`, `lease` | closing of dropped plans and regions, and how long this rank keeps its memory for its peers |
 //! | `quiet` | the times at which a process of several ranks may make driver calls that wait for the device |
 //! | `shared` | state that an exchange, its plans and its threads share |
 //! | `error` | errors of transfers |
 //!
 //! *Ownership.* A plan, or a set of regions, keeps this rank's buffers allocated and the peers' memory open. A peer's
 //! allocation is identified by an id that is never reused. An exchange opens each allocation once for all of its plans
-//! and regions, and closes the allocation with the last of them. Memory that peers may access is freed only after they
+//! and regions. (If two concurrent agreements need an allocation that is not open yet, each opens it.) The allocation
+//! is closed with the last plan or set of regions that uses it. Memory that peers may access is freed only after they
 //! have reported that they closed it. If they do not report this within the [lease](ExchangeOptions::lease), the memory
 //! is [quarantined](Exchange::quarantine) instead: it stays allocated.
 //!
@@ -190,6 +191,7 @@ struct ExchangeState {
     /// For each set of ranks, the number of the set's next agreement. The lock of the number is held during the
     /// agreement, so the agreements of one set run one at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
+    /// By the name of the plan or regions.
     plans: Mutex<HashMap<String, NameState>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -316,9 +318,9 @@ impl Exchange {
     /// - [`ErrorKind::Unreadable`]: this rank cannot decode the members' decision.
     /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug of this crate.
     /// - [`ErrorKind::ExchangeRefused`]: the members refuse the plan. All get the same refusal, within the limits of
-    ///   [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, or if one member has a
-    ///   different list of members, it is possible that only one of the two processes, or only that member, gets the
-    ///   refusal.
+    ///   [`ExchangeOptions::deadline`]. In two cases, it is possible that only one process gets it:
+    ///   - If two processes take part as the same rank: one of the two.
+    ///   - If one member has a different list of members: that member.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)

@@ -10,6 +10,7 @@ use cuda_driver::vmm::HandleTypes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// Determines the time limits of an agreement on a [plan](super::Plan) or on [regions](super::Regions):
+    /// - Waiting for this rank's transfers of an earlier plan or regions of the same name: an eighth of the deadline.
     /// - Waiting for the other members to arrive: half of the deadline.
     /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
     /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.

@@ -42,9 +42,10 @@ use super::{
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. So a `get` whose peer is not ready blocks every later `get`. Call `get` in the order in which the
 ///   peers become ready. If that order is unknown, use puts, which do not use this queue.
-/// - A signal that is enqueued while a copy runs on the same device can be delayed until that copy has ended. So call
-///   [`ready`](Self::ready) before `put` and `get`. Alternate between two transfers, each with its own buffer. Then
-///   `ready` for the next buffer can be enqueued before the copy of the current buffer begins.
+/// - A signal that is enqueued while a copy runs on the same device can be delayed until that copy has ended. So a rank
+///   calls [`ready`](Self::ready) of one transfer before `put` and `get` of other transfers. To send data repeatedly,
+///   alternate between two transfers, each with its own buffer. Then `ready` for the next buffer can be enqueued before
+///   the copy of the current buffer begins.
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
@@ -141,7 +142,7 @@ impl Plan {
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
     /// no other code reads the buffer. If the plan fails before that, these accesses stay forbidden until both ends of
-    /// the transfer have dropped the plan and their copies have ended. A graph that captures this call is launched only
+    /// the transfer have dropped the plan and its copies have ended. A graph that captures this call is launched only
     /// before this rank drops the plan. After each launch by other means than [`launch`](Self::launch),
     /// [`watch`](Self::watch) is called before the drop.
     ///
@@ -180,8 +181,8 @@ impl Plan {
         self.enqueue(at, stream, ("get", &[Part::GetFrom]), COPY, awaited)
     }
 
-    /// Makes the stream wait until the peer has ended the copy that [`ready`](Self::ready) allowed. Later work on this
-    /// stream may use the buffer again.
+    /// Makes the stream wait until the peer has ended the copy that this rank's last [`ready`](Self::ready) of transfer
+    /// `at` allowed. Later work on this stream may use the buffer again.
     ///
     /// # Safety
     /// A graph that captures this call is launched only before this rank drops the plan. After each launch by other

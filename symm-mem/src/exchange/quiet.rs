@@ -7,7 +7,7 @@
 //! three of four runs, with four H200 and one thread per rank).
 //!
 //! So in a process of several ranks, an exchange closes memory only in a *quiet moment*: while no rank of the process
-//! has a transfer under way. No transfer begins before the driver call has returned. Every transfer ends, at the latest
+//! has a transfer under way. While the exchange closes memory, no transfer begins. Every transfer ends, at the latest
 //! by its deadline. But if new transfers always begin before the earlier ones have ended, there is no quiet moment. So
 //! code that waits until memory is closed must use a deadline of its own.
 //!
@@ -39,7 +39,7 @@ use crate::lock::lock;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Number of operations of transfers that are under way in this process (signals, waits, copies and graph launches),
-/// plus the number of failed plans and regions that watch threads have not handled yet.
+/// plus the number of entries in the lists of failed plans of all [watch threads](super::watch).
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. It is locked
 ///

@@ -37,7 +37,8 @@ use super::{
 };
 use crate::lock::lock;
 
-/// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
+/// Interval at which the thread checks whether operations have ended or are past their deadlines. So it notices a
+/// passed deadline at most about this much later.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Interval at which the thread reads the abort words in this rank's slots, to see on which peers a plan has failed.
@@ -172,7 +173,8 @@ impl Watch {
         self.update(|state| state.stopping = true);
     }
 
-    /// Waits until no operation of `core` is under way. Returns false if the deadline expires first.
+    /// Waits until no operation of `core` is under way and, if the plan has failed, the thread has handled the failure.
+    /// Returns false if the deadline expires first.
     pub(super) fn drain(&self, core: &Core, deadline: Deadline) -> bool {
         let mut state = lock(&self.state);
         while !core.is_idle() {

@@ -1,6 +1,7 @@
-//! The protocol of an exchange, without I/O. The members agree either on a plan, which is a list of transfers between
-//! them, or on regions, which are memory that all members can access. They check that the two ends of every transfer
-//! match, and that every member can open the memory that it accesses.
+//! The protocol of an exchange, without I/O. In this module, an *exchange* is one agreement of the members, and not the
+//! handle [`Exchange`](super::Exchange). The members agree either on a plan, which is a list of transfers between them,
+//! or on regions, which are memory that all members can access. They check that the two ends of every transfer match,
+//! and that every member can open the memory that it accesses.
 //!
 //! - [`ExchangeRecord`]: the message of a member. Contains its transfers or regions, its exports (its allocations that
 //!   peers access), and the list of the peers' allocations that it already has open.

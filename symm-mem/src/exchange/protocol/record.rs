@@ -165,7 +165,8 @@ pub struct ExchangeRecord {
     /// Name of the plan, or of the set of regions.
     pub plan: String,
     /// The generation that this rank proposes: a number that distinguishes this plan, or set of regions, from earlier
-    /// ones of the same name. It is 1 more than the last one on this rank. The members use the highest proposal.
+    /// ones of the same name. It is 1 more than the last agreed generation of this name on this rank. The members use
+    /// the highest proposal.
     pub generation: u64,
     /// The readiness of the rank: it can take part, or the reason why not.
     pub readiness: SharingReadiness,
@@ -219,8 +220,12 @@ impl ExchangeRecord {
         self.regions.as_ref()?.first_slot.checked_add(position)
     }
 
-    /// Describes the first inconsistency of the record, if any: memory that extends beyond its allocation, an index of
-    /// an export or slot that is out of range, or both transfers and regions. `members` is the number of records.
+    /// Describes the first inconsistency of the record, if any. `members` is the number of records. These are
+    /// inconsistencies:
+    /// - The record has both transfers and regions.
+    /// - The index of an export or slot is out of range.
+    /// - A piece of memory extends beyond its allocation.
+    /// - The pieces of a transfer's buffer together have another length than the transfer.
     pub(super) fn flaw(&self, members: usize) -> Option<String> {
         self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
     }

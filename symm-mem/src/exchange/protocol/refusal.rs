@@ -20,8 +20,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
-    /// Ranks did not arrive in time. Or ranks wait for each other in different agreements, in a circle, so that members
-    /// of this agreement cannot arrive.
+    /// One of these has happened:
+    /// - Ranks did not arrive in time.
+    /// - Ranks wait for each other in different agreements, in a circle, so that members of this agreement cannot
+    ///   arrive.
     #[error(
         "ExchangeTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
@@ -53,15 +55,19 @@ pub enum ExchangeRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks exchange plans with different names, or share sets of regions with different names. Or some ranks exchange
-    /// a plan, and others share regions.
+    /// The ranks' requests differ in one of these ways:
+    /// - They exchange plans with different names.
+    /// - They share sets of regions with different names.
+    /// - Some exchange a plan, and others share regions.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
         /// The name of each rank's plan, or the word "regions" and the name of the rank's set of regions.
         plans: ValuesByRank<String>,
     },
-    /// A rank could not prepare its memory, or was not ready for another reason. Or its list of members differs from
-    /// that of the others. Or two processes take part as the same rank.
+    /// A rank cannot take part, for one of these reasons:
+    /// - It could not prepare its memory, or was not ready for another reason.
+    /// - Its list of members differs from that of the others.
+    /// - Two processes take part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -69,14 +75,15 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Two ranks list different numbers of transfers with each other. Or a rank lists a transfer with itself or with a
-    /// rank that is not a member; then `found` is 0.
+    /// A transfer has only one end, for one of these reasons:
+    /// - Two ranks list different numbers of transfers with each other.
+    /// - A rank lists a transfer with itself, or with a rank that is not a member. Then `found` is 0.
     #[error(
         "CounterpartMissing: rank {rank} has {transfers} transfers with rank {peer}, which has {found} with it; both \
          name each of them"
     )]
     CounterpartMissing {
-        /// The rank that lists more transfers.
+        /// The rank that lists more transfers with the other rank.
         rank: u32,
         /// The number of transfers that `rank` lists with `peer`.
         transfers: u64,
@@ -151,9 +158,10 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had arrived. Or the group ended during the agreement. In the second case, `noticed` is
-    /// empty, and `missing` contains only the rank that ended the group. If the group's error names no rank, `missing`
-    /// contains the rank that reported the end instead.
+    /// One of these has happened:
+    /// - Ranks were lost after all had arrived.
+    /// - The group ended during the agreement. Then `noticed` is empty, and `missing` contains only the rank that ended
+    ///   the group, or the rank that reported the end if the group's error names no rank.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),

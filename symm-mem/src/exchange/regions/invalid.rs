@@ -1,4 +1,5 @@
-//! Reasons why a [`Descriptor`](super::Descriptor), a pair of ranges to copy between two regions, is invalid.
+//! Reasons why a [`Descriptor`](super::Descriptor) (two ranges to copy between two regions) or a prepared range is
+//! invalid.
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ impl fmt::Display for Side {
     }
 }
 
-/// Reason why a [`Descriptor`](super::Descriptor) is invalid.
+/// Reason why one of these is invalid: a [`Descriptor`](super::Descriptor), a range passed to
+/// [`prepare`](super::Regions::prepare), or a pair of selected [prepared ranges](super::PreparedRanges).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
@@ -58,7 +60,7 @@ pub enum DescriptorError {
         /// Number of ranges of the list.
         ranges: usize,
     },
-    /// The two prepared ranges of a pair have different lengths.
+    /// The two prepared ranges of a pair, one of each side, have different lengths.
     #[error("a local range of {local} bytes with a remote range of {remote}, expected equal lengths")]
     Lengths {
         /// Length of this rank's range in bytes.

@@ -41,9 +41,9 @@ use crate::lock::lock;
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
 /// makes a stream wait for the next notification from a member, and [`notifications`](Self::notifications) returns the
-/// number of notifications from a member that have arrived so far. `transfer`, `transfer_and_notify` and `wait` enqueue
-/// work on a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block
-/// until a small copy from the device has completed.
+/// number of notifications from a member that have arrived so far. `wait` and the transfer functions enqueue work
+/// on a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block until a
+/// small copy from the device has completed.
 ///
 /// *Order.* A transfer runs in the order of its stream. The copies of one transfer run in any order, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
@@ -377,7 +377,8 @@ impl Regions {
     }
 
     /// Enqueues the copies that `find_copies` returns, which lie in regions of this rank and of rank `rank`. If
-    /// `notifier`, the name of the called function, is given, then enqueues a notification to that rank.
+    /// `notifier` is `Some`, also enqueues a notification to `rank`. `notifier` is the name of the public function that
+    /// was called, for errors.
     fn enqueue(
         &self,
         direction: Direction,

@@ -137,9 +137,9 @@ impl<'a> SelectedRanges<'a> {
     }
 }
 
-/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n, as
-/// [`descriptor_copies`](super::descriptor::descriptor_copies) does. The time does not depend on the number of ranges
-/// that are not selected.
+/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n. They are sorted and
+/// joined, and overlaps are refused, as in [`descriptor_copies`](super::descriptor::descriptor_copies). The time does
+/// not depend on the number of ranges that are not selected.
 pub(super) fn prepared_copies(
     direction: Direction,
     local: &SelectedRanges<'_>,

@@ -54,8 +54,8 @@ impl Peer {
 pub struct RegionInfo {
     name: String,
     bytes: usize,
-    /// The memory of the region in this rank's address space: address and length in bytes of each contiguous piece.
-    /// There may be gaps between the pieces.
+    /// The memory of the region, which may belong to a peer, in this rank's address space: address and length in bytes
+    /// of each contiguous piece. There may be gaps between the pieces.
     pieces: Vec<(DevicePtr, usize)>,
 }
 
