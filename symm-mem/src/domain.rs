@@ -18,15 +18,15 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// The ranks that promise to make the same requests of the domain's [pools](crate::SymmetricPool) in the same order,
 /// and the store over which they reach agreements.
 ///
-/// A pool of a domain can be [committed](crate::SymmetricPool::commit) for every group inside the domain. If several
-/// groups share a pool, the domain must contain the union of these groups, usually the world. If the domain contains
-/// only one group's ranks, its pools can be committed for that group and its subgroups.
+/// A pool of a domain can be [committed](crate::SymmetricPool::commit) for every group whose members all belong to the
+/// domain. If several groups share a pool, the domain must contain the union of these groups, usually the world. If the
+/// domain contains only one group's ranks, its pools can be committed for that group and its subgroups.
 ///
 /// Every rank creates the domain itself, under the same number, the `uid`. A rank can create several domains under one
 /// `uid`, and all ranks must create equally many. A domain's *generation* counts the domains that the rank has created
 /// under this `uid`, including this one. Ranks agree only with ranks of the same generation. A commit ends with
 /// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch) in two cases: it waits in vain for a rank that
-/// has created fewer domains, or ranks of different generations wait for each other.
+/// has created fewer domains, or ranks whose domains have different generations wait for each other.
 ///
 /// A process must have the same rank in all domains of one store: its rank in the job. Otherwise the ranks cannot
 /// detect that they wait for each other in agreements of different pools.

@@ -28,8 +28,8 @@ use crate::{
 ///   [`NoChannels`](ErrorKind::NoChannels). The docs of these kinds state this.
 /// - If another process runs as this rank, or if this rank has another list of members than the others, it is possible
 ///   that only this rank gets the error, and that the others have agreed without it.
-/// - Segments that get no windows are registered with `ncclCommRegister`. If this fails on one member, all members undo
-///   it. If a member cannot undo its own registration, only this member gets `Poisoned`.
+/// - If NCCL supports no windows for the group, a commit uses `ncclCommRegister` instead. If this fails on one member,
+///   all members undo their registrations. If a member cannot undo its own, only this member gets `Poisoned`.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};
@@ -167,8 +167,8 @@ impl Error {
         }
     }
 
-    /// Returns the refusal, if a rendezvous was refused. Otherwise returns `None`. An exchange and a direct path map
-    /// memory by a rendezvous, so their errors can contain such a refusal too.
+    /// Returns the refusal, if a rendezvous was refused. Otherwise returns `None`. An exchange and a direct path run a
+    /// rendezvous to map memory, so the error of an exchange or a direct path can contain such a refusal too.
     #[must_use]
     pub fn rendezvous_refusal(&self) -> Option<&RendezvousRefusal> {
         match self.kind() {

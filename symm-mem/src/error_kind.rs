@@ -33,9 +33,11 @@ pub enum ErrorKind {
     /// regions, that was requested. An earlier plan or set of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// A commit or retirement failed after the members had decided to carry it out, so they may now have different
-    /// windows. Or a commit found that the group was poisoned already, or that its members have different windows
-    /// ([`Poison::CommittedLogDiverged`]).
+    /// The members of a group may have different windows, for one of these reasons:
+    /// - A commit or retirement failed after the members had decided to carry it out.
+    /// - The group was already poisoned before this commit.
+    /// - This commit found that the members' logs of committed and retired segments differ
+    ///   ([`Poison::CommittedLogDiverged`]).
     ///
     /// After a commit, the group is poisoned on all members, with one exception in plain registrations
     /// (`ncclCommRegister`): see [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's
@@ -75,10 +77,10 @@ pub enum ErrorKind {
         /// The error of the store.
         source: StoreError,
     },
-    /// The group has ended, because a member is lost or for another reason. No rank waits for the group's members any
-    /// more. Earlier agreements remain valid. If a group has ended, this kind replaces two sorts of errors: failures of
-    /// this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`] and
-    /// [`Poison::MembersLost`].
+    /// The group has ended, because a member is lost or for another reason. So this rank no longer waits for the
+    /// group's members. Earlier agreements remain valid. If a group has ended, this kind replaces two sorts of errors:
+    /// failures of this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`]
+    /// and [`Poison::MembersLost`].
     #[error("the group ended: {cause}")]
     GroupOver {
         /// The error that ended the group. The text of this kind contains the cause's text, so
@@ -94,7 +96,7 @@ pub enum ErrorKind {
     )]
     Unreadable {
         /// True for a commit, and for a retirement that was given groups: these groups are then poisoned on this rank.
-        /// False for other operations.
+        /// Otherwise false.
         poisoned: bool,
         /// The decoding error.
         source: Malformed,
@@ -154,8 +156,8 @@ pub enum ErrorKind {
         /// The number of requests that the members have found equal.
         compared: u64,
     },
-    /// The members of the group have not mapped the segment of the buffer given to
-    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory), or the group is poisoned.
+    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory) was called for a buffer that is not in the pool,
+    /// for a buffer in a segment that the members of the group have not mapped, or for a poisoned group.
     #[error(
         "NotMapped: the members have not mapped segment {ordinal}{}",
         match reason {
@@ -164,10 +166,10 @@ pub enum ErrorKind {
         }
     )]
     NotMapped {
-        /// The segment of the buffer.
+        /// The segment of the buffer, or 0 if the buffer is in no pool.
         ordinal: u32,
         /// The reason why the commit of the segment did not map it. `None` if the segment is not committed for the
-        /// group, belongs to another pool, or was mapped before the group was poisoned.
+        /// group, if the buffer is not in this pool, or if the group is poisoned.
         reason: Option<Unmapped>,
     },
     /// This rank has too few adjacent free channels for a plan or a set of regions of an [exchange](crate::exchange). A
@@ -243,9 +245,10 @@ pub enum ErrorKind {
     /// A member could not set up its part of the direct path, or did not do so in time. So no member has the path.
     #[error("rank {rank} has none: {problem}")]
     Unmade {
-        /// The lowest rank that failed or, if none failed, the lowest that was late, as a rank of the job.
+        /// The lowest rank of the first of these kinds that exists, as a rank of the job: ranks that failed, ranks that
+        /// did not answer in time, ranks that got no answer from another member.
         rank: usize,
-        /// The failure on that rank.
+        /// The failure on that rank, or a text about the missing answer.
         problem: String,
     },
     /// The members did not agree on a direct path: a member did not take part in time or has left, the protocol
@@ -283,8 +286,8 @@ impl ErrorKind {
     ///
     /// - `refused` converts a refusal.
     /// - `failure` is the store's error, if the store failed.
-    /// - `groups` is the group of a commit, or the poisoned groups of a retirement. It is empty for other agreements,
-    ///   which poison no groups.
+    /// - `groups` has the group of a commit, or those groups of a retirement that are poisoned. If it is empty, as for
+    ///   all other agreements, the error reports no poisoned group.
     pub(crate) fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,

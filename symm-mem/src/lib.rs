@@ -5,8 +5,8 @@
 //! in the same order. A [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group of
 //! ranks ([`SymmetricGroup`]). It registers them on all members or on none, in the same order on every member. If the
 //! members made different requests, then by default no segment is registered, and every member gets the same error. The
-//! time until then is limited by [`CommitOptions::deadline`]. The error names the ranks, the segment, the different
-//! values, and the first allocation that differs. Earlier commits stay valid, and other groups are not affected.
+//! error names the ranks, the segment, the different values, and the first allocation that differs. Earlier commits
+//! stay valid, and other groups are not affected. [`CommitOptions::deadline`] describes the time limits of a commit.
 //!
 //! Out of scope: the placement of blocks in segments ([`caching_alloc::core::symmetric`]), and communicators and
 //! collectives ([`process_group`]).
@@ -50,13 +50,13 @@
 //! | I2 | a pool is committed only for groups inside its domain | a check before the rank offers any segment to the members ([`ErrorKind::GroupOutsideDomain`]) |
 //! | I3 | a segment is identified by its pool and its ordinal (its number in the pool), and a group by its number and epoch, never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group commits each segment at most once; its log of committed and retired segments is equal on all members, and only grows until the pool [forgets](SymmetricPool::forget) the group | [`agreement::GroupLog`]; each member posts the log's hash in its record of every commit and retirement, and the members compare the hashes ([`Poison::CommittedLogDiverged`], [`Refusal::CommittedLogDiverged`]) |
-//! | I5 | at most one call at a time registers or deregisters windows of a communicator, and the pool's lock is not held during the call | only one commit or retirement at a time uses a communicator, which also has a call guard of its own; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
+//! | I5 | at most one call at a time registers or deregisters windows of a communicator, and the pool's lock is not held during the call | only one commit or retirement at a time uses a communicator, and the communicator itself lets only one thread at a time call NCCL; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | all ranks run their commits for several groups in the same order | [`commit_all`] runs them in ascending order of the group ids; if ranks use different orders and so wait for each other, the commits fail, with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`RegistrationState`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned (its members may have different windows: [`Poison`]) or forgotten |
 //! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. Exception: the memory of a retired segment is freed earlier, but only once all ranks have reported that its windows are deregistered |
-//! | I10 | a pool does not grow during a [declared capture](SymmetricPool::begin_capture), and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
-//! | I11 | if captured work uses a block, the block's memory goes to no other block while the graph exists | each use in a capture pins the block ([`cuda_driver::graph_memory`]); the graph and its executables hold the pin |
+//! | I10 | a pool does not grow during a [declared capture](SymmetricPool::begin_capture), and no window is created or removed during a capture that [`is_capturing`](cuda_driver::graph::is_capturing) finds | [`PoolCapture`] freezes the pool; during both kinds of captures, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
+//! | I11 | if captured work of this library uses a block, the block's memory goes to no other block while the graph exists | each use in a capture pins the block ([`cuda_driver::graph_memory`]); the graph and its executables hold the pin. For other captured work, see [`PoolCapture`] |
 //!
 //! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire) its
 //! segment. A segment can be retired only if no rank has a block in it or a graph that uses it.

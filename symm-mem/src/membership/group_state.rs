@@ -117,16 +117,17 @@ impl GroupState {
     /// Returns true if this rank need not commit the pool, whose arena is `arena`, because all of this is true:
     /// - There are no new segments.
     /// - The group is not poisoned.
-    /// - Since the last commit that found the members' allocation logs equal, no allocation request has failed. A
+    /// - No request for memory has failed since the last commit that found the members' logs of requests equal. A
     ///   request that succeeded when it was repeated does not count as failed. A failed request may have made this
-    ///   rank's log differ from the others, which only a commit detects.
+    ///   rank's log differ from the logs of the others, which only a commit detects.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
     }
 
-    /// Applies the result of a commit. `offered` are the new segments in this rank's record, and the commit adds a
-    /// prefix of this list to the group. `cause` is the store's error, if the store failed.
+    /// Applies the result of a commit. `offered` are the new segments in this rank's record
+    /// ([`CommitRecord`](crate::agreement::CommitRecord)). A successful commit adds a prefix of this list to the group.
+    /// `cause` is the store's error, if the store failed.
     pub(super) fn conclude(
         &mut self,
         result: &Result<Agreed, Ending>,

@@ -16,9 +16,9 @@ use crate::{
 pub enum RegistrationState {
     /// Not committed for the group: the group's members must not use the segment as symmetric memory.
     Pending,
-    /// Committed without a window: all members have agreed on the segment.
+    /// Committed, but neither in a window nor registered with `ncclCommRegister`.
     Agreed,
-    /// Committed without a window, and all members have registered the segment with `ncclCommRegister`.
+    /// Committed without a window, but registered with `ncclCommRegister` on all members.
     Registered,
     /// Committed: all members have the segment in this window. Adjacent segments may share a window.
     Window {

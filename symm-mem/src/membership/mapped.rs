@@ -51,8 +51,8 @@ impl MappedSegment {
         Self { number, group, memory: memory.clone(), table: table.clone(), ordinal }
     }
 
-    /// Returns this rank's memory of the segment, and the mappings of the members' memory of the segment. Returns
-    /// `None` if the segment is retired.
+    /// Returns two values: this rank's own memory of the segment, and the mappings of the members' memory of it.
+    /// Returns `None` if the segment is retired.
     pub(crate) fn mapping(&self) -> Option<(Buffer, PeerMapping)> {
         let mapping = self.memory.attachments().get::<PeerMapping>(&self.group.mappings, self.ordinal)?;
         let buffer = Buffer::of_segment(&self.memory, self.ordinal, mapping.buffers.bytes() as u64);

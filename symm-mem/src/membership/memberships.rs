@@ -77,7 +77,7 @@ impl Memberships {
         }
     }
 
-    /// Publishes the group's poison in the table, if the group has one.
+    /// Publishes the group's [poison](crate::Poison) in the table, if the group is poisoned.
     pub(super) fn publish_poison(&self, group_state: &GroupState) {
         if let Some(poison) = group_state.log.poison() {
             self.update_table(|table| table.with_poison(group_state.log.group(), poison.clone()));
@@ -101,8 +101,8 @@ impl Memberships {
 
     /// Resets the state of a group whose communicator has ended. Also removes the group's poison.
     pub(crate) fn forget(&self, group: GroupId) {
-        // Drop `_peers` at the end of this function, outside of the locks. It has the signal pads, and the drop of the
-        // last reference waits for kernels that use the pads.
+        // Drop `_peers` at the end of this function, outside of the locks. It owns the signal pads (memory through
+        // which kernels signal each other), and the drop of its last reference waits for kernels that use the pads.
         let _peers = self.known_state(group).and_then(|group_state| {
             let mut group_state = lock(&group_state);
             let peers = group_state.peers.take();
@@ -140,8 +140,9 @@ impl Memberships {
 impl Drop for Memberships {
     fn drop(&mut self) {
         self.memory.orphan();
-        // Remove this pool's entries from each group's list of mapped segments, unless the group's direct path may
-        // still use them. The list may outlive this pool, and the entries keep the pool's memory allocated.
+        // Remove this pool's entries from each group's list of mapped segments, unless messages of the group's direct
+        // path (`crate::direct`) may still use them. The list may outlive this pool, and the entries keep the pool's
+        // memory allocated.
         for group_state in lock(&self.group_states).values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }

@@ -1,5 +1,5 @@
 //! Retirement of segments: all ranks of the pool's [`Domain`](crate::Domain) remove the segments from the pool, or no
-//! rank does. If no group of the pool is poisoned, each rank then frees the memory of the segments.
+//! rank does. If no group of the pool is [poisoned](Poison), each rank then frees the memory of the segments.
 
 use std::{
     cell::Cell,
@@ -107,8 +107,8 @@ impl Memberships {
         Err(call.error(ErrorKind::of_ending(ending, ErrorKind::Refused, failure, poisoned)))
     }
 
-    /// Returns the groups that take part, in ascending order of their ids. The second value describes a problem with
-    /// one of the groups, if there is one.
+    /// Returns two values: the groups that take part, in ascending order of their ids, and a description of a problem
+    /// with one of `groups` (`None` if there is no problem).
     fn participants<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Participant<'a>>, Option<String>) {
         let mut trouble = None;
         let mut participants: Vec<Participant<'a>> = Vec::new();
@@ -261,9 +261,10 @@ impl Memberships {
         }
     }
 
-    /// Unmaps the peers' segments. Then deregisters the windows and plain registrations of the segments, group by group
-    /// in the order of `participants`, and within a group in the order of `ordinals`. Returns the outcome, and the
-    /// number of deregistered windows.
+    /// Unmaps the peers' segments. Then removes the windows and plain registrations (`ncclCommRegister`), group by
+    /// group in the order of `participants`, and within a group in the order of `ordinals`. If a deregistration fails
+    /// because its group has ended, continues with the next group. Any other failure ends the call. Returns the
+    /// outcome, and the number of deregistered windows.
     fn deregister(
         &self,
         ordinals: &[u32],
@@ -369,7 +370,8 @@ impl Memberships {
     }
 }
 
-/// Deregisters the windows and plain registrations of the segments in one group. Returns the number of windows.
+/// Removes the plain registrations (`ncclCommRegister`) and windows of the segments in one group. Returns the number of
+/// windows.
 fn deregister_from(
     participant: &Participant<'_>,
     ordinals: &[u32],

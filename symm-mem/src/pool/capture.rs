@@ -27,7 +27,7 @@ use super::{
 ///
 /// A declared capture pins all blocks that are [looked up](crate::SymmetricPool::lookup) or allocated while it is in
 /// progress, and their segments. They stay pinned even if the owners of the blocks drop them before the capture ends.
-/// Dropping this value without [`finish`](Self::finish) ends the capture and removes the pin.
+/// Dropping this value without [`finish`](Self::finish) ends the declaration and removes the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     hold: Arc<GraphHold>,

@@ -40,7 +40,7 @@ impl DroppedOn {
     }
 
     /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them is
-    /// capturing, or if `stream` is capturing and there are others.
+    /// capturing. If `stream` itself is capturing, it can only if there are no other streams.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
         for other in self.others(stream) {
             if !does_not_capture(&other)? || !does_not_capture(stream)? {

@@ -43,7 +43,7 @@ struct PinnedUses {
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     /// The number of the last pin.
-    next: u64,
+    last: u64,
     /// The memory that each pin keeps, by the number of the pin.
     used: BTreeMap<u64, PinnedUses>,
     /// The numbers of the pins of declared captures in progress.
@@ -61,8 +61,8 @@ const FOR_GOOD: u64 = 0;
 impl Pins {
     /// Makes a new pin without segments and blocks, and returns its number.
     fn pin(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+        self.last += 1;
+        self.last
     }
 
     /// Adds segment `ordinal` and these blocks to `pin`.
@@ -264,7 +264,7 @@ impl PoolMemory {
         Some(hold)
     }
 
-    /// Adds the segments and blocks in the `bytes` bytes at `address` to `pins`.
+    /// Adds the segments and blocks that contain any of the `bytes` bytes at `address` to `pins`.
     pub(crate) fn hold_range(&self, pins: &[u64], address: u64, bytes: u64) {
         let mut arena = self.arena();
         for (place, bytes) in arena.places(address, bytes) {
@@ -305,7 +305,7 @@ impl PoolMemory {
         for stream in captures_of_this_thread() {
             let may_use_pool = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if may_use_pool && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
-                // The driver failed to report whether the stream is capturing. Assume that it is.
+                // The driver failed to report the stream's capture. Assume that there is one, which cannot own a pin.
                 let pins = self.arena().pins().without_graph();
                 self.hold_range(&pins, address, bytes);
             }

@@ -75,9 +75,10 @@ impl SymmetricPool {
     }
 
     /// Makes a pool whose segments are allocated by `source`. NCCL must be able to register this memory. If the memory
-    /// is not [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
-    /// members, unless [`CommitOptions::windows`] is false. As for [`new`](Self::new), `geometry` must be equal on all
-    /// ranks, and all ranks must make a domain's pools in the same order.
+    /// is not [exportable](SegmentSource::is_exportable), a commit of new segments for a group of several members is
+    /// refused on all members if the group supports windows, unless [`CommitOptions::windows`] is false. As for
+    /// [`new`](Self::new), `geometry` must be equal on all ranks, and all ranks must make a domain's pools in the same
+    /// order.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
@@ -455,7 +456,7 @@ impl SymmetricPool {
     /// - [`ErrorKind::NotMapped`] if `buffer` is not in this pool, if the members of `group` have not mapped its
     ///   segment, or if the group is poisoned.
     /// - [`ErrorKind::NotCompared`] if the buffer is of a block that was allocated after the last commit that compared
-    ///   the members' requests. The block may then be at another place on a peer. [Skipped](Self::commit) commits
+    ///   the members' requests. The block may then have another placement on a peer. [Skipped](Self::commit) commits
     ///   compare nothing, so commit the block with [`CommitOptions::verify`].
     ///
     /// ```no_run

@@ -30,11 +30,11 @@ use crate::{
 ///
 /// The drop commits because the other members wait in their own commits for this rank. For example, an allocation in
 /// the scope fails for lack of memory, and the rank leaves the scope by `?`. The commit in the drop then reports the
-/// failed request to the other members at once. Without it, they would wait until the deadline.
+/// failed request to the other members at once. Without this commit, they would wait for 3/8 of their deadline.
 ///
 /// If the scope is dropped because the thread panics, nothing is committed, and the drop does not block. The other
 /// members, which wait in their commits for this rank, get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout). If
-/// the panic ends this rank's process, they may notice the loss of the rank before that.
+/// the panic ends this rank's process, they may notice the loss of the rank before this timeout.
 #[must_use = "the scope ends, and commits, when it is dropped"]
 pub struct PoolScope<'a> {
     pool: &'a SymmetricPool,
@@ -130,8 +130,9 @@ impl SymmetricPool {
 ///   routed pool as described above, all of them release the same segments.
 /// - The allocator has reserved more memory than a threshold
 ///   ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
-/// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool, this
-///   happens only if the symmetric pool itself is out of memory.
+/// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool and no
+///   [`memory_limit`](caching_alloc::core::Settings::memory_limit) is set, this happens only if the symmetric pool
+///   itself is out of memory.
 ///
 /// The last two cases may occur on some ranks only. Only these ranks then free blocks of the symmetric pool, so the
 /// ranks' requests differ.

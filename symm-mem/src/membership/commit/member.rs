@@ -33,7 +33,8 @@ use crate::{
 pub(super) struct Member<'a> {
     pub(super) memberships: &'a Memberships,
     pub(super) group: &'a dyn SymmetricGroup,
-    /// The new segments in this rank's record. The members agree on a prefix of this list.
+    /// The new segments in this rank's record ([`CommitRecord`](crate::agreement::CommitRecord)). The members agree on
+    /// a prefix of this list.
     pub(super) segments: &'a [Segment],
     /// The window of each agreed segment, and the segment's offset in the window in bytes. Set by a successful
     /// [`register`](Self::register), otherwise empty.

@@ -7,7 +7,7 @@
 //! | `offer` | the record that this rank posts in a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
-//! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
+//! | `plain` | registers segments with `ncclCommRegister` if NCCL does not support windows for the group |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | this file | a commit, from the call to the publication of its result |
 

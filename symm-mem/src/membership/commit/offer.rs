@@ -1,5 +1,5 @@
-//! The parts of the record that this rank posts in a commit: the state of the group on this rank, the pool's segments,
-//! and operations of the pool's allocation log.
+//! The parts of the [record](crate::agreement::CommitRecord) that this rank posts in a commit: the state of the group
+//! on this rank, the pool's segments, and operations of the pool's allocation log.
 
 use std::{borrow::Cow, fmt};
 

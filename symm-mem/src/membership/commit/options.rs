@@ -14,7 +14,8 @@ pub struct CommitOptions {
     /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
     /// Once all members have begun, a commit has up to three stages:
-    /// 1. If the members' allocation logs differ, the members search for the first difference.
+    /// 1. If the members' logs of requests ([`SymmetricPool::log`](crate::SymmetricPool::log)) differ, the members
+    ///    search for the first difference.
     /// 2. The members register the new segments as windows, and open each other's memory.
     /// 3. If NCCL does not support windows for the group, the members register the segments with `ncclCommRegister`
     ///    instead.

@@ -27,7 +27,7 @@ pub(super) struct OfferedPeers {
 pub(crate) struct OpenedPeers {
     pub(super) group: Arc<PeerGroup>,
     /// The number of the first of `segments` in the group's list of [mapped
-    /// segments](crate::membership::MappedSegments). The others get the next numbers.
+    /// segments](crate::membership::MappedSegments). Each later segment has the next number.
     pub(super) first: u64,
     /// This rank's pad, and the pads of all members. `None` if the group has its pads already.
     pub(super) pads: Option<(OwnPad, Arc<PeerBuffers>)>,

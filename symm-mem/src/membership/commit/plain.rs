@@ -1,4 +1,5 @@
-//! Registers with `ncclCommRegister` the segments that could not become windows: on all members or on none.
+//! Plain registration: if NCCL does not support windows for a group, a commit registers the new segments with
+//! `ncclCommRegister` instead, on all members or on none.
 
 use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
 

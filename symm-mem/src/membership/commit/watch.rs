@@ -43,10 +43,10 @@ impl VerdictWatch {
     ///   `deadline`, and then aborts. The health monitor keeps only the first reason. Without the wait, this would be
     ///   the abort, and the group's error would not name the lost members.
     /// - Another verdict that poisons the group: it aborts at once.
-    /// - Any other verdict: it ends without an abort.
+    /// - Any other verdict, or a value that cannot be decoded: it ends without an abort.
     ///
-    /// If the system cannot start a thread, nothing watches. A registration that cannot succeed then ends only at its
-    /// deadline.
+    /// If the system cannot start a thread, or if the store fails, nothing watches. A registration that cannot succeed
+    /// then ends only at its deadline.
     pub(super) fn begin(
         domain: Domain,
         abort: AbortHandle,
