@@ -20,9 +20,9 @@ pub(crate) struct GroupObject<C, H> {
     pub(crate) rank: u32,
     /// The store of the agreement.
     pub(crate) store: Arc<dyn Store>,
-    /// Returns an error once one of the groups has ended. The agreement then stops waiting. This closure itself must
-    /// leave out the errors for which `ignores` returns true, because `GroupObject` applies `ignores` only to the
-    /// reports of health monitors.
+    /// Returns an error once one of the groups has ended. The agreement then stops waiting. If
+    /// [`ignores`](Self::ignores) is true for the error, this closure itself must return `Ok`, because `GroupObject`
+    /// applies `ignores` only to the reports of health monitors.
     pub(crate) check: C,
     /// Returns the health monitors' handles of those groups that have one. If such a group ends, its monitor ends the
     /// agreement's current wait at once, unless `ignores` returns true for the error. The end of a group without a

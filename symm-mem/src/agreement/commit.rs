@@ -7,7 +7,7 @@
 //! | records | every member posts its record; [`decide`] computes the decision |
 //! | search | only if the allocation logs differ: the members search for the first operation that differs ([`super::search`]). Each step of the search is an action. All steps together have the time limits of one action |
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
-//! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually those of the registration |
+//! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually the registration, if there is one |
 //!
 //! A member waits for the records of the others for 3/8 of its own deadline. If records are then still missing, the
 //! commit is refused, and the group is not poisoned. After the decision, all members have the same time limits,
@@ -15,9 +15,9 @@
 //! limit poisons the group.
 //!
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
-//! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: after
-//! a decision to refuse the commit, the members only search for details of the error. A member that loses the store in
-//! this search does not treat the group as failed.
+//! it cannot find out which windows the other members have registered, so it poisons the group on its own rank.
+//! Exception: after a decision to refuse the commit, the members only search for details of the error. A member that
+//! loses the store in this search does not poison the group.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 

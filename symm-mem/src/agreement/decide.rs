@@ -2,7 +2,8 @@
 //! messages.
 //!
 //! Any member can compute a decision. The store keeps the first one, and all members follow it. A decision depends on
-//! the set of messages and not on their order. So all members that have read the same messages compute the same error.
+//! the set of messages and not on their order. So all members that have read the same messages compute the same
+//! decision.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -39,13 +40,13 @@ fn poison(poison: Poison) -> CommitDecision {
 /// 3. All ranks have equal logs of the group's committed and retired segments.
 /// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment after the
 ///    first difference between the ranks' new segments is ignored, because the commit leaves out this segment.
-/// 5. For each group on the ranks' devices, the ranks in the group have enqueued equal numbers of collectives. Each
-///    rank has enqueued as many sends to a peer as the peer has enqueued receives from this rank. Messages in captured
-///    graphs are not compared.
+/// 5. In each process group on the ranks' devices, not only in the group that commits, the counts of enqueued work
+///    match: the ranks in the group have enqueued equal numbers of collectives, and each rank has enqueued as many
+///    sends to a peer as the peer has enqueued receives from this rank. Messages in captured graphs are not compared.
 /// 6. All ranks have the same new segments and allocation logs. Exception: with [`Policy::Prefix`], the segments before
-///    the first difference are committed. If the logs differ, the members first search for the operation at which they
-///    diverge.
-/// 7. If the segments become windows, they fit into the symmetric address space that the communicator has left.
+///    the first difference are committed. With either policy, if the logs differ, the members first search for the
+///    first operation that differs. Then they refuse the commit or continue it.
+/// 7. If the segments become windows, they fit into the symmetric address space that is left in the communicator.
 pub fn decide(records: &[(u32, CommitRecord)]) -> CommitDecision {
     let mut sorted: Vec<RankedRecord<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
@@ -177,10 +178,11 @@ pub(super) fn unmatched_work<'a>(
     })
 }
 
-/// Returns a refusal for the first pair of `ranks` in which one rank has enqueued more or fewer sends to the other than
-/// the other has enqueued receives from it. Returns `None` if there is no such pair. `ranks` must be in ascending
-/// order. Skips pairs with a peer that is not in `ranks`, because the peer's counts are unknown. Skips pairs with
-/// captured messages, because the number of graph launches is unknown.
+/// Compares the messages of each pair of `ranks`: the number of sends that one rank has enqueued to the other, with the
+/// number of receives that the other has enqueued from it. Returns a refusal for the first pair in which the numbers
+/// differ, or `None` if there is no such pair. `ranks` must be in ascending order. Skips pairs with a peer that is not
+/// in `ranks`, because the peer's counts are unknown. Skips pairs with captured messages, because the number of graph
+/// launches is unknown.
 fn unmatched_messages(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -275,12 +277,12 @@ fn exhausted(records: &[RankedRecord<'_>], segments: &[Segment]) -> Option<Refus
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
 }
 
-/// Computes the verdict on the registration of `agreed`. `outcomes` contains each member with its outcome, or `None` if
-/// it posted none. The result does not depend on the order of `outcomes`.
+/// Computes the verdict on the registration of the segments of `agreed`. `outcomes` contains each member with its
+/// outcome, or with `None` if it posted none. The result does not depend on the order of `outcomes`.
 ///
 /// The first rule that applies determines the verdict:
 /// 1. A member posted [`RegistrationOutcome::Ended`]: the group is poisoned, and the poison blames only the rank that
-///    ended the group. The end of the group aborts the communicators of all members, so the registrations of other
+///    this outcome names. The end of a group aborts the communicators of all members, so the registrations of other
 ///    members can fail without their fault.
 /// 2. A member posted [`RegistrationOutcome::Failed`]: the group is poisoned. This rule comes before rule 3, because a
 ///    failure has a cause that the poison can report.

@@ -10,8 +10,9 @@ use process_group::{
 use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
-/// The reason why an agreement has no result on this member. `R` is the type of the reason for a refusal: [`Refusal`]
-/// for a commit, a plain registration, a retirement or an agreement on a length.
+/// The reason why an agreement has no result on this member. `R` is the type of the reason for a refusal. It is
+/// [`Refusal`] for a commit, a plain registration, a retirement and an agreement on a length. A rendezvous and an
+/// exchange have types of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<R = Refusal> {
     /// The agreement was refused: this member has registered, retired or mapped nothing. All members get the same
@@ -30,7 +31,7 @@ pub enum Ending<R = Refusal> {
         ///   cannot find out whether the others keep their registrations.
         /// - For other agreements: true if the other members may have acted on a record of this rank. False if no
         ///   record was posted, or if the members had already decided to refuse the commit and only searched for the
-        ///   difference between their histories.
+        ///   difference between their allocation logs.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
@@ -75,9 +76,9 @@ impl<R: From<Failure>> Ending<R> {
 }
 
 impl Ending {
-    /// Returns true if all members get the same ending. This is so for a refusal or a poison, unless its reason is that
-    /// members did not arrive in time or were lost: members whose group has ended then report the end of the group
-    /// instead. Returns false for all other endings.
+    /// Returns true for a refusal or a poison, because all members get the same one. Exception: returns false if its
+    /// reason is that members did not arrive in time or were lost, because members whose group has ended then report
+    /// the end of the group instead. Returns false for all other endings.
     ///
     /// In two cases the result is true although it is possible that only this member has the ending: this member could
     /// not undo a plain registration, or this rank's list of members differs from the list of the others.

@@ -147,8 +147,8 @@ impl GroupLog {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
 
-    /// Begins the next commit. Returns the arguments with which this rank starts the agreement, and the new segments in
-    /// this rank's record.
+    /// Begins the next commit. Returns two values: the arguments with which this rank starts the agreement, and the
+    /// list of the new segments in this rank's record.
     ///
     /// - `record` describes the state of the pool and of this rank. It has all segments of the pool that are not
     ///   retired, in ascending order of ordinals. This function sets the record's committed log, and removes the
@@ -171,8 +171,8 @@ impl GroupLog {
         (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
 
-    /// Counts a commit in which this rank cannot take part. Returns the name and the members of the commit's agreement,
-    /// and the refusal that the caller must post for the other members.
+    /// Counts a commit in which this rank cannot take part. Returns two values: the name and member list of the
+    /// commit's agreement, and the refusal that the caller must post there for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (Place, Refusal) {
         let round = self.rounds.count();
         self.rounds.leave(round);
@@ -195,9 +195,9 @@ impl GroupLog {
         }
     }
 
-    /// Returns the agreements whose keys in the store this rank can remove now. They belong to failed commits, which
-    /// may have left keys. All members have taken part in a later commit, so none of them reads these keys any more.
-    /// Each agreement is returned only once.
+    /// Returns the agreements whose keys in the store this rank can remove now. These are agreements on failed commits,
+    /// which may have left keys. All members have taken part in a later commit, so none of them reads these keys any
+    /// more. Each agreement is returned only once.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }
@@ -206,8 +206,9 @@ impl GroupLog {
         Place { name: self.meeting(round).name(), members: self.members.clone() }
     }
 
-    /// Applies the result of the last commit to this state: adds the committed segments to the log, or sets the poison.
-    /// `segments` are the new segments that [`begin`](Self::begin) returned.
+    /// Applies the result of the last commit to this state: a success adds the committed segments to the log, and
+    /// [`Ending::Poisoned`] sets the poison. Other errors change neither. `segments` are the new segments that
+    /// [`begin`](Self::begin) returned.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
         let round = self.rounds.last();
         match result {

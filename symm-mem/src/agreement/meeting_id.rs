@@ -43,14 +43,14 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the id of the meeting, if the agreement `place` is a meeting. Otherwise returns `None`.
+    /// Returns the id of the agreement `place` if it is a meeting, otherwise `None`.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
-    /// Returns the id of the meeting, if the agreement with this name is a meeting. Otherwise returns `None`, for
-    /// example for the agreement on a plain registration.
+    /// Returns the id of the agreement with this name if it is a meeting. Otherwise returns `None`, for example for the
+    /// agreement on a plain registration.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();

@@ -4,14 +4,15 @@
 //! - [`CommitProtocol`]: a commit. The members of a group agree on the segments to be registered as windows.
 //!   [`CommitRecord`] is the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure
 //!   functions of the members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
-//! - [`RegistrationProtocol`]: a plain registration. The members of a group agree whether to register segments that
-//!   have no windows. The registration is made with `ncclCommRegister`.
+//! - [`RegistrationProtocol`]: a plain registration. Each member of a group tries to register segments that have no
+//!   windows, with `ncclCommRegister`. Then the members agree whether to keep these registrations or to undo them.
 //! - [`RetireProtocol`]: a retirement. All ranks of the pool's [domain](crate::Domain) agree to retire segments: to
 //!   deregister their windows on all ranks, and then to free their memory.
 //! - [`LengthProtocol`]: all ranks of the domain agree on the length of an allocation.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why an operation is refused, why a group is poisoned, and why
-//!   segments have no windows. A group is poisoned if its members may have different windows. Every member gets the
-//!   same reason, with the exceptions that [`Ending`] and [`Poison`] list.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why a commit, a retirement or an agreement on a length is
+//!   refused, why a group is poisoned, and why segments have no windows. A group is poisoned if it is possible that its
+//!   members have different windows. Every member gets the same reason, with the exceptions that [`Ending`] and
+//!   [`Poison`] list.
 //! - [`MeetingId`]: identifies a meeting, which is one agreement on a commit, a retirement or a length. An agreement on
 //!   a plain registration is not a meeting. It follows a commit, and its name in the store is the name of that commit
 //!   with the suffix `/plain`.

@@ -1,7 +1,7 @@
-//! The last part of a commit: every member opens the new segments of the others, and also their signal pads if it has
-//! not opened them in an earlier commit. A signal pad is memory by which the other members signal to a rank. If one
-//! member fails, no member keeps the memory of this commit open. The commit succeeds nevertheless, and its result
-//! contains the reason ([`Unmapped`]).
+//! The last part of a commit: every member opens (maps) the new segments of the others, and also their signal pads if
+//! it has not opened them in an earlier commit. A signal pad is memory by which the other members signal to a rank. If
+//! one member cannot open all of this memory, no member keeps the memory of this commit open. The commit succeeds
+//! nevertheless, and its result contains the reason ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 

@@ -1,4 +1,5 @@
-//! The memory that the members of a group offer to each other in a commit, and whether they have mapped it.
+//! The memory that the members of a group offer to each other in a commit, and whether they have opened it. To open
+//! memory of another member means to map it on this rank.
 
 use super::wire::{wire_enum, wire_struct};
 use crate::sharing::{Export, Site};
@@ -25,10 +26,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// This rank's proposal for the number of the first new segment. The members of a group give a number to each
-    /// segment that they map from each other, from 0, across all pools that are committed for the group. The first new
-    /// segment gets the highest proposal of the members, and the following segments get the next numbers. So a segment
-    /// has the same number on every member.
+    /// The number that this rank proposes for the first new segment. The segments that the members of a group map from
+    /// each other are numbered from 0, across all pools that are committed for the group. The first new segment gets
+    /// the highest number that a member proposes, and the following segments get the next numbers. So a segment has the
+    /// same number on every member.
     pub next: u64,
     /// The rank's signal pad: memory by which the other members signal to this rank. `None` if the members have opened
     /// each other's pads in an earlier commit.
@@ -58,7 +59,7 @@ wire_struct!(MemberMemory { rank, memory });
 /// The state of the members' mappings of each other's new segments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerMappings {
-    /// The members are about to open this memory.
+    /// The members are about to open this memory. Only in a [plan](super::CommitPlan), not in the result of a commit.
     Offered {
         /// The memory of all members, by rank.
         members: Vec<MemberMemory>,
@@ -81,10 +82,13 @@ pub enum Unmapped {
     /// The commit has no new segments.
     #[error("the commit has no new segments")]
     NothingNew {},
-    /// A rank offered no memory or only some of the segments. Or only some of the ranks offered a signal pad.
+    /// Not all ranks offered all memory:
+    /// - A rank offered no memory, or only some of the segments.
+    /// - Some ranks offered a signal pad, and others did not.
     #[error("rank {rank} shares no memory: {cause}")]
     NotOffered {
-        /// The rank.
+        /// The rank that offered too little. If the signal pads are the reason: the lowest rank that differs from the
+        /// first member.
         rank: u32,
         /// The reason.
         cause: String,

@@ -22,20 +22,22 @@ pub struct CommitProtocol;
 /// from their outcomes. After an action it is called the verdict.
 pub type CommitDecision = agreement::Decision<CommitProtocol>;
 
-/// The agreed result of a commit, equal on all members.
+/// The agreed result of a commit, equal on all members. In a [plan](CommitPlan), it is the result as decided so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// The number of segments that the group commits. These are the first new segments in every record.
+    /// The number of segments that the group commits. They are the first of the [new
+    /// segments](super::CommitRecord::segments) in every record.
     pub segments: u32,
     /// The [ordinals](super::Segment::ordinal) of the segments that share a window with the segment before them,
     /// ascending.
     pub joined: Vec<u32>,
-    /// The reason why the segments have no windows, or `None` if they have windows.
+    /// The reason why the segments have no windows. `None` if they have windows, or are about to get them (in a plan).
+    /// If `segments` is 0, the value is the same as if there were segments.
     pub without: Option<NoWindows>,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
     /// allocation logs. The group commits only the segments before it. `None` if there is no difference.
     pub pending: Option<Refusal>,
-    /// The state of the members' mappings of each other's committed segments.
+    /// Whether each member has mapped the memory that the other members offer in this commit.
     pub peers: PeerMappings,
 }
 wire_struct!(Agreed { segments, joined, without, pending, peers });
@@ -120,7 +122,7 @@ pub enum CommitPlan {
         /// The decision to take after the search.
         after: After,
     },
-    /// Register the agreed segments, in their order, in one NCCL group.
+    /// Register the agreed segments as windows, in their order, in one NCCL group.
     Register(Agreed),
     /// Open the memory of the other members. The field [`peers`](Agreed::peers) contains their offers.
     Open(Agreed),
@@ -185,16 +187,17 @@ pub enum RegistrationOutcome {
     },
     /// A call failed, or only some of the requested windows were registered.
     Failed {
-        /// The segment, if known.
+        /// The segment whose registration failed, if known.
         ordinal: Option<u32>,
         /// The error of the library, or another description of the problem.
         cause: String,
     },
     /// The registration did not return in time.
     Blocked,
-    /// The registration failed because another member had ended the group.
+    /// The registration failed because the group had ended, and another member was the cause: it had ended the group or
+    /// was lost.
     Ended {
-        /// The member that ended the group.
+        /// That other member.
         rank: u32,
     },
 }

@@ -7,23 +7,24 @@ use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 /// The reason why a group is poisoned. The members of a poisoned group may have different windows. Its communicator
 /// must be aborted, and created anew in a new epoch of the group.
 ///
-/// All members get the same value. In two cases, the group is first poisoned on one member alone:
-/// - The member could not read the members' decision ([`StoreLost`](Self::StoreLost)).
+/// All members get the same value, but not always at the same time. In two cases, one member poisons the group first:
+/// - The member cannot find out the result of a commit or retirement ([`StoreLost`](Self::StoreLost)).
 /// - The member could not undo a plain registration (`ncclCommRegister`).
 ///
-/// In the next commit, the other members get the value from the record of this member, unless the group has ended
-/// before.
+/// The other members then get the value in the next commit, from the record of this member, unless the group has ended
+/// before that commit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
-    /// The members' logs of committed segments differ.
+    /// The members' logs of committed and retired segments differ.
     #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
     CommittedLogDiverged {
         /// The state of each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's registration failed. Or a plain registration failed on another member, and the rank could not undo its
-    /// own plain registration.
+    /// A rank failed in one of these ways:
+    /// - It could not register windows.
+    /// - It could not undo its own plain registration, after the plain registration of another member had failed.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
         Some(ordinal) => format!(", segment {ordinal}"),
         None => String::new(),
@@ -38,7 +39,7 @@ pub enum Poison {
     },
     /// Members are lost or blocked, in one of these ways:
     /// - Some members did not report the outcome of their registration or deregistration.
-    /// - A member ended the group during the registration.
+    /// - A member ended the group or left the agreement, after the decision to register, open or deregister memory.
     /// - A deregistration did not return in time on some members.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
@@ -72,8 +73,11 @@ pub enum Poison {
         /// time.
         reason: String,
     },
-    /// A rank posted its record and could not read the members' decision. It lost the store, could not decode a stored
-    /// value, or has found a bug of this crate. Or another process runs as this rank.
+    /// A rank cannot find out the result of a commit or retirement, for one of these reasons:
+    /// - It lost the store after it had begun to post its record.
+    /// - It could not decode a stored value.
+    /// - Another process runs as this rank.
+    /// - This crate has a bug.
     #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.

@@ -155,7 +155,8 @@ pub struct CommitRecord {
     pub readiness: Readiness,
     /// The capabilities of the rank's libraries.
     pub capabilities: Capabilities,
-    /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each group.
+    /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each process group on
+    /// the device.
     pub enqueued: Vec<Enqueued>,
     /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
     /// as much address space as the largest device of the members has memory. Each rank knows only its own device, and

@@ -1,4 +1,5 @@
-//! The reasons why an operation is refused.
+//! The reasons why a commit, a retirement or an agreement on a length is refused. In this file, an operation is an
+//! entry of a pool's allocation log ([`Operation`](super::Operation)).
 
 use bootstrap::agreement::{Absentee, Waiting};
 use process_group::group::GroupId;
@@ -13,7 +14,7 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The size and the flags of a segment, without its state of the allocation log.
+/// The size and the flags of a [segment](super::Segment).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// The size in bytes.
@@ -23,9 +24,9 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The reason why an operation was refused. Nothing was registered or retired on this rank, and the group's windows are
-/// unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be created
-/// again ([`EpochMismatch`](Self::EpochMismatch)).
+/// The reason why a commit, a retirement or an agreement on a length was refused. Nothing was registered or retired on
+/// this rank, and the windows of groups are unchanged. A group can commit again, unless it has ended
+/// ([`MemberLost`](Self::MemberLost)) or must be created again ([`EpochMismatch`](Self::EpochMismatch)).
 ///
 /// All members get the same value, with one exception: if this rank's list of members differs from the list of the
 /// others, it is possible that the others have agreed without this rank.
@@ -35,7 +36,7 @@ wire_struct!(Shape { bytes, flags });
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Some ranks have a segment that others do not have.
+    /// Some ranks have a new segment that others do not have. New segments are those that the group has not committed.
     #[error(
         "SegmentCountMismatch: ranks differ in how many new segments they have ({}); at ordinal {ordinal} {}{}",
         counts.describe(|count| count.to_string()),
@@ -55,7 +56,8 @@ pub enum Refusal {
         /// The size and flags of each rank's segment with this `ordinal`, or `None` if the rank has no such new
         /// segment.
         shapes: ValuesByRank<Option<Shape>>,
-        /// The point at which the allocation histories diverge. `None` if no search was made.
+        /// The result of the search for the first operation that differs between the allocation logs. `None` if no
+        /// search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// A segment has different sizes or flags on the ranks.
@@ -71,7 +73,8 @@ pub enum Refusal {
         common: u32,
         /// The segment's shape on each rank.
         shapes: ValuesByRank<Shape>,
-        /// The point at which the allocation histories diverge. `None` if no search was made.
+        /// The result of the search for the first operation that differs between the allocation logs. `None` if no
+        /// search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// The segments have equal sizes and flags, but the ranks' allocations differ. Different ranks may then have
@@ -84,7 +87,7 @@ pub enum Refusal {
         describe_divergence(divergence.as_deref())
     )]
     AllocationDiverged {
-        /// The first segment that was created after the histories diverged, or `None` if they diverged after the
+        /// The first segment at whose creation the allocation logs differ, or `None` if the logs differ only after the
         /// creation of the last segment. Always `None` in a retirement.
         ordinal: Option<u32>,
         /// The number of new segments, from the first, that are equal on all ranks. 0 in a retirement.
@@ -92,7 +95,8 @@ pub enum Refusal {
         /// The state of each rank's allocation log just after the operation that created segment `ordinal`, or at the
         /// end of the log if `ordinal` is `None`.
         logs: ValuesByRank<LogPoint>,
-        /// The point at which the allocation histories diverge. `None` if no search was made.
+        /// The result of the search for the first operation that differs between the allocation logs. `None` if no
+        /// search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// Ranks have communicators of different [epochs](GroupId::epoch) of the group.
@@ -138,7 +142,7 @@ pub enum Refusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// A rank could not take part in the operation.
+    /// A rank could not take part in the commit, the retirement or the agreement on a length.
     #[error("PeerPrepareFailed: rank {rank} cannot take part{}: {cause}", match ordinal {
         Some(ordinal) => format!(" with segment {ordinal}"),
         None => String::new(),
@@ -182,9 +186,9 @@ pub enum Refusal {
         /// The number of collectives enqueued by each rank.
         collectives: ValuesByRank<u64>,
     },
-    /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives. This could deadlock: a
-    /// running send or receive may wait for its counterpart, which the peer enqueues only after the commit, while the
-    /// registration waits until the running send or receive has ended.
+    /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives from that rank. This could
+    /// deadlock: a running send or receive may wait for its counterpart, which the peer enqueues only after the commit,
+    /// while the registration waits until the running send or receive has ended.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]
@@ -286,10 +290,12 @@ pub enum Refusal {
         rank: u32,
         /// The segment.
         ordinal: u32,
-        /// The groups that the rank did not pass.
+        /// The groups for which the segment is committed, and which the rank did not pass.
         groups: Vec<GroupId>,
     },
-    /// The members of a group have different logs of committed and retired segments.
+    /// The members of a group have different logs of committed and retired segments. A retirement is refused for this
+    /// reason. In a commit, the same difference poisons the group
+    /// ([`Poison::CommittedLogDiverged`](super::Poison::CommittedLogDiverged)).
     #[error("CommittedLogDiverged: members of group {group} hold different segments ({})", logs.describe(LogPoint::to_string))]
     CommittedLogDiverged {
         /// The group.
@@ -335,7 +341,7 @@ wire_enum!(named Refusal {
 });
 
 impl Refusal {
-    /// Sets the point at which the histories diverge. Has no effect if this kind of refusal has no such field.
+    /// Sets the field `divergence`. Has no effect if this kind of refusal has no such field.
     pub(super) fn with_divergence(mut self, found: Divergence) -> Self {
         match &mut self {
             Refusal::SegmentCountMismatch { divergence, .. }
@@ -346,9 +352,9 @@ impl Refusal {
         self
     }
 
-    /// Returns the result of the search for the point at which the histories diverge. The result is
+    /// Returns the result of the search for the first operation that differs between the allocation logs. The result is
     /// [`Divergence::NotFound`] if a rank did not answer. Returns `None` if no search was made, or if this kind of
-    /// refusal has no such field.
+    /// refusal has no field `divergence`.
     pub fn divergence(&self) -> Option<&Divergence> {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }

@@ -15,9 +15,9 @@
 //! The reason is that deregistration is a local operation in every release of NCCL, and frees symmetric addresses. The
 //! free addresses determine the placement of later windows, which must be equal on all ranks.
 //!
-//! Each rank frees its memory last, after all ranks have posted that their windows are gone. Exception: if a group of
-//! the pool is poisoned, some windows may remain, and the rank frees the memory only after its pool has
-//! [forgotten](crate::SymmetricPool::forget) that group.
+//! Last, each rank frees the memory of its retired segments, after all ranks have posted that their windows are gone.
+//! Exception: if a group of the pool is poisoned, some windows may remain. The rank then frees the memory only after
+//! its pool has [forgotten](crate::SymmetricPool::forget) that group.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -67,7 +67,7 @@ wire_struct!(Candidate { ordinal, graphs, blocks, uncovered });
 pub struct RetirementRecord {
     /// The readiness of the rank.
     pub readiness: Readiness,
-    /// The work enqueued on the rank's device, by group.
+    /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each group.
     pub enqueued: Vec<Enqueued>,
     /// The state of the pool's allocation log.
     pub log: LogPoint,
@@ -261,10 +261,10 @@ pub(super) fn judge_released(releases: &Posted) -> Retired {
 pub enum Retired {
     /// The windows are gone on all ranks, and the memory may be freed.
     Everywhere {},
-    /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
-    /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
-    /// poisoned. A rank frees the memory only after its pool has [forgotten](crate::SymmetricPool::forget) every
-    /// poisoned group.
+    /// The segments are retired, but some windows may remain, because the ranks in `culprits` did not confirm that
+    /// their windows are gone, or because groups have ended. Each group with a member in `culprits`, and each group in
+    /// `over`, is poisoned. A rank frees the memory only after its pool has [forgotten](crate::SymmetricPool::forget)
+    /// every poisoned group.
     Poisoned {
         /// The reason.
         poison: Poison,

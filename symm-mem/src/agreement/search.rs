@@ -1,4 +1,5 @@
-//! Finds the first difference of allocation histories by a search over the hashes of their prefixes.
+//! Finds the first operation that differs between the ranks' allocation logs. The search compares the hashes of equally
+//! long prefixes of the logs.
 //!
 //! The hash after n operations covers all n of them, so it is equal on all ranks up to the first difference and unequal
 //! after it. The search runs in rounds, each of which is one action of the commit. In every round, each rank posts its
@@ -94,7 +95,7 @@ pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }
     };
-    // If the hashes are equal at a point, the histories are equal up to it.
+    // If the hashes are equal at a point, the logs are equal up to it.
     match (0..points.len()).rfind(|index| equal(*index)) {
         Some(last) if last + 1 == points.len() => Finding::Operation { sequence: range.high },
         // Reasons for an unknown hash:

@@ -24,9 +24,9 @@ pub struct Start<P: Protocol> {
 
 impl<P: Protocol> Start<P> {
     /// Prepares the start of `meeting` on rank `rank`. This member waits at most `patience` for the records of the
-    /// others. From the post of its record until it has read the result, this member is in doubt. In this time, it
-    /// repeats failed requests to the store until `deadline` ([`Member::deadline`]). Both times are counted from the
-    /// start of the meeting.
+    /// others. From the post of its record until it has read the result, this member is in doubt: the others may act on
+    /// its record. In this time, it repeats failed requests to the store until `deadline` ([`Member::deadline`]). Both
+    /// times are counted from the start of the meeting.
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,

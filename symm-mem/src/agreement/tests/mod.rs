@@ -114,7 +114,7 @@ fn records() -> impl Strategy<Value = Vec<(u32, CommitRecord)>> {
     })
 }
 
-/// Returns the work of both ranks for each group of which both records have an entry.
+/// Returns the counts of both ranks for each group for which both records have an entry.
 fn shared<'a>(
     own: &'a CommitRecord,
     other: &'a CommitRecord,

@@ -22,7 +22,7 @@ const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 
 const DEADLINE: Duration = Duration::from_secs(16);
 
-/// The result of a retirement.
+/// The results of one run.
 struct Story {
     /// The result of each rank, and the time at which the rank got it. `None` for a rank that died before it got one.
     results: Vec<Option<(Result<Retired, Ending>, Duration)>>,
