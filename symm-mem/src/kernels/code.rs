@@ -112,7 +112,7 @@ pub(super) const ELEMENTS: [DataType; 10] = [
     DataType::F64,
 ];
 
-/// Operations, in the order of the kernels in each unit that combines elements.
+/// The operations of the kernels in each unit that combines elements, in the order of these kernels.
 pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
 /// Returns the names and values of the macros that are defined for every unit: constants that host and device share.

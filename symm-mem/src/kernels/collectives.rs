@@ -75,8 +75,8 @@ pub struct ReduceScatter {
 /// `output[r * bytes ..]` = the `bytes` bytes of input of rank `r`, for every rank `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// Offset of each rank's input in its own buffer, in bytes, of any alignment. In place: offset of the output, which
-    /// contains the input of rank `r` at `input + r * bytes`.
+    /// Offset of each rank's input in its own buffer, in bytes, of any alignment. In place, this is the offset of the
+    /// output instead, and the input of rank `r` is at `input + r * bytes` in its buffer.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -114,8 +114,8 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if loading the code
-    /// or the launch fails. If a peer does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once
-    /// the stream has completed the kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
+    /// or the launch fails. This call succeeds even if a peer does not arrive by the [deadline](Ranks::deadline_ns).
+    /// Once the stream has completed the kernel, the [`FaultRecord`](super::FaultRecord) then contains the failed wait.
     pub unsafe fn all_reduce(
         &self,
         stream: &Stream,
@@ -262,10 +262,10 @@ impl Kernels {
         Ok(())
     }
 
-    /// Loads the kernels that combine elements of this type, and the kernel of all-gather and all-to-all. Without this
-    /// call, the first launch of a kernel loads it. Loading may wait for running work of the device. If several ranks
-    /// share a device, that work can be a collective kernel that itself waits for the rank that loads. So on a shared
-    /// device, all ranks must load before any of them launches.
+    /// Loads the kernels that combine elements of this type, and the kernel of all-gather and all-to-all. Kernels that
+    /// are not loaded are loaded by their first launch. Loading may wait for running work of the device. If several
+    /// ranks share a device, that work can be a collective kernel that itself waits for the rank that loads. So on a
+    /// shared device, all ranks must load before any of them launches.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel
@@ -358,8 +358,9 @@ impl<'a> CollectiveBuffers<'a> {
         reduce_kernel(dtype, op).ok_or_else(|| KernelError::NotCombined { kernel, dtype, op: op.to_string() })
     }
 
-    /// If `stream` captures, pins for the graph the memory of this rank that the launch uses. Memory at an offset is
-    /// pinned only if the array at [`Ranks::buffers`] is registered (see [`own_buffer`]).
+    /// If `stream` captures, pins this rank's input and result for the graph: they stay allocated while the graph
+    /// exists. Memory in this rank's buffer is pinned only if the array at [`Ranks::buffers`] is registered (see
+    /// [`own_buffer`]).
     fn pin_if_captured(&self, stream: &Stream) -> cuda_driver::Result<()> {
         let Self { input, read, written, .. } = *self;
         let own = |offset: u64, bytes: u64| {

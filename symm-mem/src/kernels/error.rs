@@ -83,7 +83,7 @@ pub enum KernelError {
         /// Number of channels that programs can use.
         channels: u32,
     },
-    /// The offset of the input plus the bytes of all ranks is 2^56 or more.
+    /// The offset of the input, plus the bytes of `elements` elements for every rank, is 2^56 or more.
     #[error("{kernel} of {elements} elements a rank: the ranks' bytes cannot be counted")]
     TooLong {
         /// The kernel.
@@ -138,8 +138,8 @@ pub enum KernelError {
         /// Its compute capability.
         found: (u32, u32),
     },
-    /// The driver reported success when it allocated the pinned memory of a fault record, but the memory is too small
-    /// or has no device address.
+    /// The driver reported that it has allocated the pinned memory of a fault record, but the memory is too small or
+    /// has no device address.
     #[error("the driver gave no memory that both host and device reach, and no error")]
     NoRecord,
     /// The driver failed.

@@ -13,8 +13,8 @@ use super::{Kernel, KernelError, Late};
 #[repr(u32)]
 #[non_exhaustive]
 pub enum WaitKind {
-    /// The peer has consumed this rank's previous signal: a wait of the peer has reset the signal's word in the peer's
-    /// pad from 1 to 0.
+    /// The peer has consumed this rank's previous signal: a kernel of the peer has reset the signal's word in the
+    /// peer's pad from 1 to 0.
     Room = 1,
     /// The peer has sent its signal.
     Signal = 2,
@@ -32,6 +32,7 @@ pub(super) struct FaultLayout {
     /// 0: empty; 1: completely written.
     pub(super) written: AtomicU32,
     pub(super) kernel: AtomicU32,
+    /// A [`WaitKind`].
     pub(super) waits: AtomicU32,
     pub(super) peer: AtomicU32,
     pub(super) channel: AtomicU32,
@@ -93,10 +94,10 @@ impl FaultRecord {
         })
     }
 
-    /// Fails if a kernel has given up. Call this function after waiting for the stream.
+    /// Checks that no kernel has given up. Call this function after waiting for the stream.
     ///
     /// # Errors
-    /// [`KernelError::Late`], if a kernel has given up.
+    /// [`KernelError::Late`], with the failed wait.
     pub fn check(&self) -> Result<(), KernelError> {
         self.read().map_or(Ok(()), |late| Err(KernelError::Late(late)))
     }

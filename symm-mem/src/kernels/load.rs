@@ -37,11 +37,11 @@ struct LoadedKernels {
     loading: Mutex<()>,
 }
 
-/// The loaded kernels of every context. [`Kernels::load`] returns them instead of loading them again.
+/// The loaded kernels of every context, so that [`Kernels::load`] does not load them again while a handle exists.
 static LOADED: Mutex<Vec<Weak<LoadedKernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// Returns the kernels of a context. If there are none yet, this call loads the kernels of barrier, put and wait,
+    /// Returns the kernels of a context. If no handle to them exists, this call loads those of barrier, put and wait,
     /// which takes milliseconds. Each other unit (PTX module) is loaded by the first launch of one of its kernels, or
     /// by [`prepare`](Self::prepare).
     ///
@@ -82,7 +82,8 @@ impl Kernels {
         if let Some(functions) = cell.get() {
             return Ok(functions);
         }
-        // Without relaxed mode, the driver may refuse calls while a capture is open, and invalidate the capture.
+        // During an open capture, the driver could refuse to load the module, or the load could invalidate the capture.
+        // The relaxed mode prevents both.
         let context = &self.inner.context;
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let unit = &UNITS[unit];

@@ -83,7 +83,7 @@ pub struct Ranks {
 // of the same name. It has no padding and no references.
 unsafe impl Parameter for Ranks {}
 
-/// A kind of kernel.
+/// A kernel of this crate, irrespective of the data type and the reduction operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -94,20 +94,20 @@ pub enum Kernel {
     PutSignal = 2,
     /// One rank waits for another's signal.
     WaitSignal = 3,
-    /// Every rank combines the whole inputs of all.
+    /// Every rank combines the whole inputs of all ranks.
     AllReduceOneShot = 4,
-    /// Every rank combines its slice of the inputs of all, and writes the result to all ranks.
+    /// Every rank combines its slice of the inputs of all ranks, and writes the result to all ranks.
     AllReduceTwoShot = 5,
-    /// Every rank combines its part of the inputs of all.
+    /// Every rank combines its part of the inputs of all ranks.
     ReduceScatter = 6,
-    /// Every rank gets the inputs of all.
+    /// Every rank gets the inputs of all ranks.
     AllGather = 7,
     /// Every rank gets its part of each rank's input.
     AllToAll = 8,
 }
 
 impl Kernel {
-    /// Every kernel, with the name of its define in the device code.
+    /// Every kernel, with the name of the macro for its number in the device code.
     const ALL: [(Self, &'static str); 8] = [
         (Self::Barrier, "KERNEL_BARRIER"),
         (Self::PutSignal, "KERNEL_PUT_SIGNAL"),

@@ -1,7 +1,7 @@
 //! Layout of signal pads. The device code is compiled with the constants of this file, and computes the same offsets in
 //! `kernels/ranks.cuh`.
 
-/// Size of a cache line in bytes; the parts of a pad are aligned to it.
+/// Size of a cache line in bytes. Pads, and the word [`gave_up`](PadLayout::gave_up) in them, are aligned to it.
 pub(super) const LINE: usize = 128;
 
 /// The layout of a rank's signal pad, in words of 32 bits. A pad is memory on its rank's device that the devices of all
@@ -14,10 +14,10 @@ pub(super) const LINE: usize = 128;
 /// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
 /// The word of a channel for signals from rank `source` has the index `world * channel + source` in the pad, as in
-/// PyTorch's pads. The channels of collective kernels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A
-/// kernel of the source rank puts a signal: it waits until the word is 0, then sets the word to 1. A kernel of the
-/// pad's rank consumes the signal: it waits until the word is 1, then resets the word to 0. So on one channel, at most
-/// one signal at a time is in flight from one rank to another.
+/// PyTorch's pads. The channels of collective kernels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. To
+/// put a signal, a kernel of the source rank waits until the word is 0, then sets it to 1. To consume the signal, a
+/// kernel of the pad's rank waits until the word is 1, then resets it to 0. So on one channel, at most one signal at a
+/// time is in flight from one rank to another.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;

@@ -28,8 +28,8 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if the launch fails.
-    /// If a peer does not arrive by the [deadline](Ranks::deadline_ns), this call succeeds: once the stream has
-    /// completed the kernel, the [`FaultRecord`](super::FaultRecord) contains the failed wait.
+    /// This call succeeds even if a peer does not arrive by the [deadline](Ranks::deadline_ns). Once the stream has
+    /// completed the kernel, the [`FaultRecord`](super::FaultRecord) then contains the failed wait.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;
@@ -60,8 +60,8 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::PutSignal, PUT, "to"), to, channel) }
     }
 
-    /// Waits for a signal of rank `from` on a [channel](PadLayout), and consumes it: resets its word in this rank's pad
-    /// to 0.
+    /// Makes the stream wait for a signal of rank `from` on a [channel](PadLayout), and consume it: the kernel resets
+    /// the signal's word in this rank's pad to 0.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
