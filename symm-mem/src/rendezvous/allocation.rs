@@ -76,7 +76,8 @@ pub enum AllocationError {
         /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
     },
-    /// The [persistent](PeerAllocator::persistent) allocation of this id is in use.
+    /// The [persistent](PeerAllocator::persistent) allocation of this id is in use: a handle from an earlier call is
+    /// alive.
     #[error("the allocation of id {id} is alive still: drop its handles first")]
     StillAlive {
         /// The id.
@@ -144,13 +145,16 @@ impl PeerMemory {
         Self::with_backing(AllocationBacking::Mapped(mapping), bytes, subject_of(id))
     }
 
-    /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
+    /// Makes memory for rendezvous out of foreign memory: memory on another kind of device than a CUDA device. This is
+    /// for a [`PeerAllocator`] of another crate.
     ///
-    /// A rendezvous needs memory of the same kind and length on all ranks. In the resulting
-    /// [`SymmetricMemory`](super::SymmetricMemory), the address of a rank's memory is the owner's
-    /// [`ForeignMemory::ptr`] if the owner is in this process, and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr)
-    /// otherwise. The implementation of `ForeignMemory` defines whether kernels of a CUDA device can use these
-    /// addresses. The signal pads are on the CUDA device. An [`exchange`](crate::exchange) refuses such memory.
+    /// A rendezvous needs memory of the same kind and length on all ranks. Its result is a
+    /// [`SymmetricMemory`](super::SymmetricMemory) with these addresses:
+    /// - For the memory of a rank in this process: [`ForeignMemory::ptr`] on that rank.
+    /// - For the memory of any other rank: [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr) on this rank.
+    ///
+    /// The implementation of `ForeignMemory` defines whether kernels of a CUDA device can use these addresses. The
+    /// signal pads are always on the ranks' CUDA devices. An [`exchange`](crate::exchange) refuses foreign memory.
     ///
     /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most [`ForeignMemory::bytes`].
     /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
@@ -288,8 +292,8 @@ pub trait PeerAllocator: Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
     /// Returns the persistent memory of `id`: memory that the allocator keeps when all other handles to it are dropped.
-    /// The first call allocates it. Later calls must pass the same `bytes` and return the same memory, so a rendezvous
-    /// need not map it again. A later call fails while a handle from an earlier call is alive
+    /// The first call for an id allocates the memory. Later calls return the same memory, so a rendezvous need not map
+    /// it again. They must pass the same `bytes`, and they fail while a handle from an earlier call is alive
     /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors
@@ -360,7 +364,7 @@ pub struct Allocators {
 }
 
 impl Allocators {
-    /// Creates a set with a [`CudaAllocator`] for the device of `context`.
+    /// Creates the allocators of a rank, with only a [`CudaAllocator`] for the device of `context`.
     ///
     /// # Errors
     /// Those of [`CudaAllocator::new`].
@@ -388,8 +392,8 @@ impl Allocators {
         allocator.ok_or_else(|| AllocationError::NoAllocator { kind: kind.clone() })
     }
 
-    /// Allocates memory of this kind for a tensor. The memory is [persistent](PeerAllocator::persistent) if `id` is
-    /// given.
+    /// Allocates memory of this kind for a tensor, with the registered allocator. If `id` is given, the memory is the
+    /// [persistent](PeerAllocator::persistent) memory of that id.
     ///
     /// # Errors
     /// [`AllocationError`].

@@ -1,5 +1,5 @@
-//! The memory that a rank brings to a [rendezvous](super::Rendezvous::rendezvous): a block or a whole segment of a
-//! pool, an allocation outside of pools, or a part of one of these.
+//! The memory that a rank brings to a [rendezvous](super::Rendezvous::rendezvous): a block of a pool, an allocation
+//! outside of pools, or a part of one of these. Inside this crate, a [`Buffer`] can also be a whole segment of a pool.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct Buffer {
     bytes: usize,
 }
 
-/// The elements of a slice are not memory of a symmetric pool, so peers cannot map them.
+/// The error for a slice whose elements are not memory of a symmetric pool. Peers cannot map such a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the slice at {:#x} is not memory of a symmetric pool; allocate it with SymmetricPool::alloc",
@@ -91,10 +91,10 @@ impl Buffer {
     /// allocated, or of a view of such a slice. The buffer keeps the slice's block allocated, also after the slice is
     /// dropped.
     ///
-    /// Kernels, copies and peers that access the buffer are not ordered with the work of the slice's
-    /// [stream](DeviceView::stream). While the slice or the buffer exists, the program must order such accesses with
-    /// that work: it enqueues the accesses on that stream, or orders both by events. The safety conditions of the
-    /// `unsafe` calls that access the buffer demand this order for conflicting accesses.
+    /// Accesses to the buffer by kernels, copies and peers are not ordered with the work on the slice's
+    /// [stream](DeviceView::stream). So the program must order them, while the slice or the buffer exists: it enqueues
+    /// the accesses on that stream, or orders the streams by events. For conflicting accesses, this order is part of
+    /// the safety conditions of the `unsafe` calls that access the buffer.
     ///
     /// # Errors
     /// [`ForeignSlice`] if no pool allocated the slice.
@@ -165,7 +165,8 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
-    /// For a buffer of a block of a pool: the number of the block's request in the pool's sequence of requests.
+    /// For a buffer in a block of a pool: the position of the request that allocated the block in the pool's sequence
+    /// of requests. `None` for other buffers.
     pub(crate) fn request(&self) -> Option<u64> {
         match &self.memory {
             BufferMemory::Pool(block) => Some(block.request()),
@@ -202,16 +203,16 @@ impl Buffer {
         self.attachments().get::<PeerMapping>(group, self.ordinal()).map(Arc::unwrap_or_clone)
     }
 
-    /// Makes the buffer's allocation keep `mapping` for `group`, until the allocation is freed or its segment is
-    /// retired. If `group` is dropped before that, the pool or allocation keeps the mapping until a mapping for any
-    /// group is added to it.
+    /// Makes the buffer's allocation keep `mapping` for `group`, in place of an earlier one. It keeps the mapping until
+    /// the allocation is freed or its segment is retired. If `group` is dropped before that, the mapping is also
+    /// removed when a mapping for any group is added to the same pool or allocation.
     pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
     /// Pins this rank's segment for the graph that `stream` captures: the segment is not retired while the graph
     /// exists. All ranks retire a segment together, or none does. So the pin also keeps the peers' segments mapped,
-    /// which the graph uses. Does nothing for memory that is in no pool.
+    /// which the graph uses. Does nothing if `stream` does not capture, or if the buffer is in no pool.
     pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
         match self.memory.in_pool() {
             Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),

@@ -50,9 +50,9 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Registers this rank's buffer under the address of `array`. If a graph captures a kernel that uses the array, the
-    /// launch code finds the buffer by this address, and keeps the buffer allocated for the graph. Declared before
-    /// `array`, so that the registration is removed first: once `array` is freed, another array can get the address.
+    /// Registers this rank's memory under the address of `array`. When a graph captures a kernel that uses the array,
+    /// the launch code finds the memory by this address, and keeps it allocated for the graph. Declared before `array`,
+    /// so that the registration is removed first: once `array` is freed, another array can get its address.
     _own: OwnBuffer,
     array: DeviceMemory,
     bytes: usize,
@@ -84,9 +84,9 @@ impl PeerBuffers {
     /// The addresses are valid only while the window is registered. They must not be used after that.
     ///
     /// # Errors
-    /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device;
-    /// [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`];
-    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be allocated or filled.
+    /// - [`WindowPeersError::OutOfReach`] if this device cannot access the memory of a rank.
+    /// - [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`].
+    /// - [`WindowPeersError::Driver`] if the array of the addresses cannot be allocated or filled.
     pub unsafe fn of_window(
         communicator: &Communicator,
         window: &Window,
@@ -143,14 +143,14 @@ impl PeerBuffers {
     }
 }
 
-/// The allocations of the peers that are mapped for one allocation of this rank: the addresses of all ranks'
-/// allocations, and the mappings. This rank's allocation stores one value of this type for each
+/// The mappings of the peers' allocations that correspond to one allocation of this rank, with the addresses of all
+/// ranks' allocations. This rank's allocation stores at most one value of this type for each
 /// [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
-    /// A number that identifies the mapping within the group, equal on all members. A
-    /// [`Rendezvous`](super::Rendezvous) uses the number of the rendezvous that mapped the allocations. A commit of a
-    /// pool uses the number that the members gave the segment in the group's list of mapped segments.
+    /// A number that identifies the mapping within the `PeerGroup`, equal on all members. If a
+    /// [`Rendezvous`](super::Rendezvous) has mapped the allocations, the number of that rendezvous. If a commit of a
+    /// pool has mapped them, the number that the members gave the segment in the group's list of mapped segments.
     pub(crate) number: u64,
     pub(crate) buffers: Arc<PeerBuffers>,
 }

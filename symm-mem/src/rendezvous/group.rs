@@ -94,8 +94,8 @@ impl GroupInfo {
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
-    /// Like [`new`](Self::new), but takes the id too, and makes no checks. `health` reports the end of the group. If
-    /// `health` is `None`, [`standing`](Self::standing) always succeeds.
+    /// Like [`new`](Self::new), but also takes the group's id, and does not check `rank` and `ranks`. `health` reports
+    /// the end of the group. If `health` is `None`, [`standing`](Self::standing) always succeeds.
     pub(crate) fn of_parts(
         (id, name): (GroupId, &str),
         rank: usize,
@@ -118,7 +118,7 @@ impl GroupInfo {
         self.id
     }
 
-    /// This rank's place in the group.
+    /// This rank's place (index) in the list of members.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
@@ -141,8 +141,8 @@ impl GroupInfo {
         self.ranks[self.rank]
     }
 
-    /// Returns an error once the group has ended. Callers then stop waiting for the other members. Always succeeds for
-    /// a group that has no [`ProcessGroup`].
+    /// Returns an error once the group has ended: the caller should then stop waiting for the other members. Always
+    /// succeeds for a group that has no [`ProcessGroup`].
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
@@ -164,12 +164,11 @@ impl GroupInfo {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }
 
-    /// Makes the error for a failed agreement of the group's members. The kind of the error is `kind` in these cases:
-    /// - The group has not ended.
-    /// - `kind` is a refusal of a rendezvous or an exchange for another reason than missing or lost members. Then the
-    ///   end of the group is not the cause, and all members must get the same refusal.
-    ///
-    /// Otherwise the end of the group is the probable cause of the failure, and the kind is [`ErrorKind::GroupOver`].
+    /// Makes the error for a failed agreement of the group's members. Its kind is one of these:
+    /// - `kind`, if the group has not ended.
+    /// - `kind`, if it is the refusal of a rendezvous or an exchange, and its reason is not that members are missing or
+    ///   lost. The end of the group did not cause such a refusal, and all members must get the same one.
+    /// - Otherwise [`ErrorKind::GroupOver`], because the end of the group is the probable cause of the failure.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),

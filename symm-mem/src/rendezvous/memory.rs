@@ -42,8 +42,8 @@ pub struct PeerView {
     pub layout: Layout,
 }
 
-/// This rank's buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads, which are
-/// device memory by which the ranks signal each other. Cloning is local and cheap.
+/// This rank's buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads: device
+/// memory by which the ranks signal each other. Cloning is cheap, and contacts no other rank.
 ///
 /// This rank's memory stays allocated, and the other ranks' memory stays mapped, at least until all clones of this
 /// value are dropped. Do not drop the last clone while work on the device uses the memory: unmapping does not wait for
@@ -56,7 +56,7 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// `peers` has the addresses of the allocations that contain the members' buffers.
+    /// `peers` has the addresses of the members' whole allocations, which contain their buffers.
     pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
         Self { group, buffer, peers }
     }
@@ -92,8 +92,8 @@ impl SymmetricMemory {
         &self.buffer
     }
 
-    /// The addresses of the ranks' allocations. Each allocation contains the buffer of its rank, at
-    /// [`offset`](Self::offset) bytes.
+    /// The addresses of the ranks' whole allocations (segments, if the buffers are blocks of a pool). Each allocation
+    /// contains the buffer of its rank, at [`offset`](Self::offset) bytes.
     #[must_use]
     pub fn buffers(&self) -> &PeerBuffers {
         &self.peers
@@ -107,7 +107,7 @@ impl SymmetricMemory {
         &self.group.pads().peers
     }
 
-    /// The offset of the buffer in its allocation, in bytes. It is equal on every rank.
+    /// The offset of the buffer in its allocation or segment, in bytes. It is equal on every rank.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.buffer.offset()
@@ -119,8 +119,7 @@ impl SymmetricMemory {
         self.buffer.bytes()
     }
 
-    /// The length in bytes of the allocation that contains the buffer on this rank. 0 if it is a segment that was
-    /// retired.
+    /// The length in bytes of the whole allocation or segment that contains the buffer on this rank.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.buffer.allocation().map_or(0, |allocation| allocation.bytes)
     }

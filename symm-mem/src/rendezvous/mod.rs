@@ -1,10 +1,15 @@
 //! Peers' memory, as in PyTorch's SymmetricMemory.
 //!
 //! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory. Once all
-//! members have agreed, each of them maps the others' memory. All members succeed, or none does. On success, every rank
-//! has a [`SymmetricMemory`] with the addresses of all ranks' buffers. Kernels and copies on the rank's own device can
-//! access the buffers. The `SymmetricMemory` also has the addresses of the ranks' signal pads: device memory over which
-//! the ranks signal each other. If the descriptions do not match, all members get the same error before the deadline.
+//! members have agreed, each of them maps the others' memory. All members succeed, or none does, with the exceptions
+//! below. On success, every rank has a [`SymmetricMemory`] with the addresses of all ranks' buffers. Kernels and copies
+//! on the rank's own device can access the buffers. The `SymmetricMemory` also has the addresses of the ranks' signal
+//! pads: device memory over which the ranks signal each other. If the descriptions do not match, all members get the
+//! same error before the deadline.
+//!
+//! In these cases, it is possible that a member gets an error although the others succeed:
+//! - The member cannot read the result, for example because its store fails.
+//! - The cases that [`RendezvousRefusal`] names.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -24,16 +29,17 @@
 //! |---|---|
 //! | root | [`Rendezvous`]: runs the rendezvous of one group |
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
-//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: all or a part of a `PeerMemory`, or of a block or segment of a pool |
+//! | `allocation`, `buffer` | [`PeerMemory`]: memory that belongs to no pool, and its allocators; [`Buffer`]: all or a part of a `PeerMemory` or of a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | barriers and signals between ranks over the signal pads, and the order in which they run |
 //! | `group` | [`GroupInfo`]: the id, name, members and store of a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
-//! A [`Rendezvous`] maps the peers' memory once for each allocation of this rank. For a block of a pool, it maps the
-//! whole segment, so all blocks of the segment share one mapping. A mapping lives until this rank's allocation is freed
-//! or this rank's segment is [retired](crate::SymmetricPool::retire), or longer if a [`SymmetricMemory`] still uses it.
-//! A mapping keeps the peers' pages allocated. So the pages stay valid even if the peers drop or retire their memory.
+//! A [`Rendezvous`] keeps one mapping of the peers' memory for each `PeerMemory` and each pool segment of this rank. So
+//! all blocks of a segment share one mapping. A mapping lives until this rank's `PeerMemory` is freed, or this rank's
+//! segment is freed or [retired](crate::SymmetricPool::retire). It ends earlier if a later rendezvous replaces it, and
+//! can end earlier once the `Rendezvous` is dropped. In all cases, it stays while a [`SymmetricMemory`] uses it. A
+//! mapping keeps the peers' pages allocated. So the pages stay valid even if the peers drop or retire their memory.
 
 mod allocation;
 mod buffer;
@@ -91,9 +97,9 @@ const OPERATION: &str = "rendezvous";
 /// is refused on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of one rendezvous. A member waits at most half of this time for the others to call. Then the
-    /// members map the memory, and wait for each other's reports of success or failure. Even if this time is short, a
-    /// member has at least 10 s to map the memory, and at least 5 s more to wait for the reports.
+    /// The time limit of one rendezvous. A member waits at most half of it for the others to call. Then the members map
+    /// the memory, and wait for each other's reports of success or failure. Even if `deadline` is short, a member has
+    /// at least 10 s to map the memory, and waits at least 5 s more for missing reports.
     pub deadline: Duration,
     /// True if several ranks may use one device. The kernels of these ranks must then be able to run at the same time,
     /// because a kernel of one rank can wait for a kernel of another.
@@ -134,8 +140,9 @@ impl RendezvousOptions {
     }
 }
 
-/// Maps memory between the members of a group, by calls of [`rendezvous`](Self::rendezvous). Owns this rank's signal
-/// pad, and the mappings of the peers' pads. Cheap to clone. Clones share the pads.
+/// Lets the members of a group map each other's memory: see [`rendezvous`](Self::rendezvous). Owns this rank's signal
+/// pad (device memory in which this rank receives signals), and the mappings of the peers' pads. Cheap to clone. Clones
+/// share the pads.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<RendezvousState>,
@@ -166,8 +173,8 @@ impl Rendezvous {
     /// members must call it the same number of times. Each member maps the signal pads of the others.
     ///
     /// # Errors
-    /// - [`RendezvousRefused`](ErrorKind::RendezvousRefused) if the members agree to refuse. All of them get the same
-    ///   error.
+    /// - [`RendezvousRefused`](ErrorKind::RendezvousRefused) if the members cannot map each other's memory. All of them
+    ///   get the same [`RendezvousRefusal`], with the exceptions that are named there.
     /// - [`ErrorKind::Store`] if this member's store fails.
     /// - [`ErrorKind::GroupOver`] if the group has ended.
     /// - [`ErrorKind::Unreadable`] if this member cannot read the decision.
@@ -216,10 +223,11 @@ impl Rendezvous {
 
     /// Maps the buffers that the other members pass to the same call. Collective: all members must make their calls in
     /// the same order. These conditions apply to the buffers of all members in one call:
-    /// - All are memory of the same segment of the same symmetric pool, or all are allocations that belong to no pool.
-    ///   For a segment, each rank has its own pages. Of the allocations, either none is
-    ///   [persistent](PeerAllocator::persistent), or all are, with the same id.
-    /// - All have the same size, and the same offset in their allocations or segments.
+    /// - Either all buffers are in the same segment of the same symmetric pool, or all are in allocations that belong
+    ///   to no pool ([`PeerMemory`]).
+    /// - Either none of these allocations is [persistent](PeerAllocator::persistent), or all are, with the same id.
+    /// - All buffers have the same size, and the same offset in their allocations or segments.
+    /// - The allocations have the same size, and are on the same [kind](DeviceKind) of device.
     ///
     /// If an earlier rendezvous has mapped the memory on all members, the call maps nothing. Even then, the members
     /// exchange messages and can wait for each other.
@@ -280,23 +288,22 @@ impl Rendezvous {
         buffer.mapping(&self.inner.group.mappings)
     }
 
-    /// Takes part in a rendezvous without memory, so that the other members do not wait for this rank. Takes the place
-    /// of a call of [`rendezvous`](Self::rendezvous): the other members call `rendezvous`. All members refuse the
-    /// rendezvous, with `cause` as the reason.
+    /// Takes part, without memory, in a rendezvous for which the other members call [`rendezvous`](Self::rendezvous).
+    /// So they do not wait for this rank until a timeout: their calls are refused, with `cause` as the reason.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
         let _ = self.run(Err(cause));
     }
 
     /// The prefix of the store keys of the rendezvous that mapped `memory`. Later agreements about that memory use the
-    /// same prefix. `None` if this rank no longer keeps the mapping, for example because the segment was retired.
+    /// same prefix. `None` if this rank keeps no mapping for it.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let number = self.mapping(&memory.buffer)?.number;
         Some(prefix(self.group().id(), self.inner.generation, number))
     }
 
     /// Runs one rendezvous. `buffer` is the memory of this rank, or the reason why this rank has none. Returns the
-    /// mapping of the peers' allocations, made by this rendezvous or by an earlier one.
+    /// mapping of the peers' allocations. If all members still have it from an earlier rendezvous, no new one is made.
     fn run(&self, buffer: Result<Buffer, String>) -> Result<PeerMapping, Error> {
         let RendezvousState { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
@@ -336,7 +343,7 @@ impl Rendezvous {
             }
         };
         let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
-        // Drops the offer: after the agreement, no peer opens the offered memory.
+        // Drops the offer, and so ends the export: after the agreement, no peer opens the memory.
         let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {
@@ -360,9 +367,9 @@ impl Rendezvous {
         self.group().call(OPERATION)
     }
 
-    /// Exports the memory of `buffer` for the other ranks. Returns this rank's record, the offer, and the address of
-    /// the buffer's allocation. The others can open the exported memory until the offer is dropped. On failure, returns
-    /// the reason that this rank posts to the others.
+    /// Exports the allocation that contains `buffer` for the other ranks. Returns three values: this rank's record, the
+    /// [`Offer`] (the others can open the memory until it is dropped), and the address of the allocation. On failure,
+    /// returns the reason that this rank posts to the others.
     fn prepare(&self, buffer: &Buffer, number: u64) -> Result<(RendezvousRecord, Offer, DevicePtr), String> {
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
         let memory = buffer.shareable(&self.inner.group.context, &allocation);
@@ -409,7 +416,7 @@ impl Rendezvous {
 }
 
 /// Returns how often this rank has created a [`Rendezvous`] for the group, including the current one. The store keeps
-/// the count. All store keys of a `Rendezvous` contain its count, so it does not read the keys of an earlier
+/// the count. All later store keys of a `Rendezvous` contain its count, so it does not read the keys of an earlier
 /// `Rendezvous` of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks stay equal
 /// even if the rest of `new` fails on some of them.
 fn generation(info: &GroupInfo) -> Result<u64, StoreError> {

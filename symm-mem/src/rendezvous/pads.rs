@@ -9,15 +9,15 @@
 //! its channel. The operations have this order:
 //! - Captured operations are ordered by their graph alone.
 //! - Other operations on one slot run in the order in which this rank enqueued them, even on different streams.
-//! - Other operations on different slots have no order: different channels are independent, and so are waits and puts
-//!   on one channel.
+//! - Other operations on different slots have only the order of their streams: different channels are independent, and
+//!   so are waits and puts on one channel.
 //!
 //! To avoid a deadlock, the ranks must keep two rules:
-//! - On each channel, if a rank A puts signals to a rank B: A must enqueue its barriers and these puts in the same
-//!   order in which B enqueues its barriers and its waits for these puts.
-//! - If a peer sends a signal only after an operation X of this rank has run, this rank must not enqueue its wait for
-//!   that signal before X on the stream of X. Otherwise neither completes: X runs only after the wait, the wait ends
-//!   only after the signal, and the peer sends the signal only after X.
+//! - On each channel, each two ranks A and B must enqueue in matching order: the sequence of A's barriers and puts to B
+//!   must match the sequence of B's barriers and waits for A.
+//! - Suppose that a peer sends a signal only after an operation X of this rank has run. Then this rank must not enqueue
+//!   the wait for that signal on the stream of X before X. Otherwise neither completes: X runs only after the wait, the
+//!   wait ends only after the signal, and the peer sends the signal only after X.
 
 use std::{
     collections::HashMap,
@@ -42,10 +42,11 @@ use crate::{
 /// The direction of the signals (puts or waits of this rank), the peer, and the channel.
 pub(super) type Slot = (Way, u32, u32);
 
-/// The last operation on a slot.
+/// The last operation that this rank has enqueued on a slot, captured operations excepted.
 #[derive(Debug, Clone)]
 struct LastOperation {
-    /// Keeps the stream alive. Otherwise a new stream could get the same handle, and would be taken for this one.
+    /// The operation's stream. Kept alive, because a new stream could otherwise get the same handle, and would be taken
+    /// for this one.
     stream: Stream,
     /// Recorded on `stream` after the operation.
     done: Arc<Event>,
@@ -76,7 +77,7 @@ impl OwnPad {
     }
 }
 
-/// The pads of all ranks, and the last operation that this rank has enqueued on each slot.
+/// The pads of all ranks, and the [last operation](LastOperation) of this rank on each slot.
 #[derive(Debug)]
 pub(crate) struct Pads {
     last_operations: Mutex<HashMap<Slot, LastOperation>>,
@@ -103,8 +104,8 @@ impl Pads {
         }
     }
 
-    /// Calls `launch`, which enqueues an operation on `stream`. The operation runs after earlier operations on `slots`,
-    /// unless `stream` is being captured.
+    /// Calls `launch`, which enqueues an operation on `stream`. The operation runs after the last operations on
+    /// `slots`, unless `stream` is being captured.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
@@ -114,8 +115,8 @@ impl Pads {
         if stream.capture_status()? != CaptureStatus::None {
             return launch();
         }
-        // The lock is held until the event is recorded. Otherwise another thread could enqueue an operation on one of
-        // these slots in between.
+        // The lock is held until this operation is in the map. Otherwise another thread could enqueue an operation on
+        // one of these slots that does not wait for this one.
         let mut last_operations = lock(&self.last_operations);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| last_operations.get(slot)) {
@@ -124,9 +125,9 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // Reuse the last operation's event if that operation was the last one on all of `slots` and on no other slot:
-        // the event's reference count is then the number of slots, plus one for the clone in `first`. To record it
-        // again is correct, because the new operation runs after the last one.
+        // Reuse an event if its operation is the last one on all of `slots` and on no other slot. The event's reference
+        // count is then the number of slots, plus one for the clone in `first`. To record the event again is correct:
+        // no other slot needs it, and the new operation runs after the old one.
         let first = slots.first().and_then(|slot| last_operations.get(slot)).map(|last| last.done.clone());
         let reusable = first.filter(|event| {
             let has_event = |slot| {

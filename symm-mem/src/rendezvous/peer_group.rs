@@ -18,7 +18,7 @@ pub(crate) struct PeerGroup {
     /// Identifies this group as the owner of mappings. An allocation keeps one mapping for each group, in its
     /// [`Attachments`](crate::pool::Attachments), and finds it by this value.
     pub(crate) mappings: Owner,
-    /// Set once the members have mapped each other's pads.
+    /// Empty until the members have mapped each other's pads.
     pads: OnceLock<Pads>,
 }
 
@@ -41,7 +41,7 @@ impl PeerGroup {
 
     pub(super) fn pads(&self) -> &Pads {
         // The members map the pads before other memory or together with it. Only the groups of
-        // `Rendezvous::without_pads` have none, and nothing uses their pads.
+        // `Rendezvous::without_pads` have no pads, and this function is not called for them.
         self.pads.get().expect("a group maps its pads first")
     }
 }

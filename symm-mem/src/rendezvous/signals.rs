@@ -15,9 +15,9 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 ///
 /// Captured operations are ordered by their graph alone. Other operations are ordered by slots. A slot is the
 /// combination of a direction (signals to the peer, or from it), a peer and a channel. Operations on one slot run in
-/// the order in which this rank enqueued them, even on different streams. Operations on different slots are
-/// independent. So an operation that waits for its peer delays only later operations on its slot or its stream. A
-/// barrier uses all slots of its channel.
+/// the order in which this rank enqueued them, even on different streams. Operations on different slots and different
+/// streams are independent. So an operation that waits for its peer delays only later operations on its slot or its
+/// stream. A barrier uses all slots of its channel.
 ///
 /// The argument `deadline` limits each wait of an operation, from the start of the wait on the device. The operations
 /// wait as follows:
@@ -34,7 +34,7 @@ impl SymmetricMemory {
     /// start address of each rank's allocation. A rank's buffer begins [`offset`](Self::offset) bytes after this
     /// address. The addresses in the parameter are valid until all clones of this value are dropped.
     ///
-    /// A wait in a kernel lasts at most `deadline`, or 2^64 ns (584 years) if that is shorter.
+    /// Each wait in a kernel lasts at most `deadline`, and at most 2^64 ns (584 years).
     #[must_use]
     pub fn ranks(&self, deadline: Duration) -> Ranks {
         let pads = self.group.pads();
@@ -121,8 +121,8 @@ impl SymmetricMemory {
         })
     }
 
-    /// Checks that no operation that this rank has enqueued on the group's pads has exceeded its deadline. Call it
-    /// after you have synchronized the stream.
+    /// Checks that none of the operations that this rank has enqueued on the group's pads has exceeded its deadline.
+    /// Call it after you have synchronized the stream.
     ///
     /// # Errors
     /// [`KernelError::Late`], with the first wait of this rank that exceeded its deadline.

@@ -11,12 +11,12 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 ///
 /// The checks, in this order:
 /// 1. All records have the same `group`, `members`, `generation`, `number` and `shared_devices`.
-/// 2. Every rank is ready.
+/// 2. Every rank is [ready](SharingReadiness).
 /// 3. Either no rank's memory is foreign ([`ForeignMemory`](crate::sharing::ForeignMemory)), or all of it is, with the
 ///    same kind of device.
 /// 4. The ranks' memory has the same [`Subject`](super::Subject). Their buffers have the same size, their allocations
 ///    have the same size, and the offsets of the buffers in the allocations are equal.
-/// 5. The ranks have different devices, unless they may share a device.
+/// 5. The ranks have different devices, unless `shared_devices` is true.
 /// 6. Every rank can open the memory of all others, in one of these ways:
 ///    - All ranks are in one process.
 ///    - All ranks are on one host, and all memory has file descriptors.

@@ -5,7 +5,7 @@
 //!   memory.
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
 //! - [`RendezvousRefusal`]: the reason for a failure. All members get the same one, unless two processes run as one
-//!   rank, or members have different lists of members.
+//!   rank, or the ranks give different lists of the group's members.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
 //! mapped the memory. This is an earlier rendezvous if all members still have its mappings, and otherwise the current

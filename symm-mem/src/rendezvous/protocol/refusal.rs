@@ -27,10 +27,10 @@ pub enum RendezvousRefusal {
         describe_circle(circle)
     )]
     RendezvousTimeout {
-        /// The missing ranks, ascending. In the group's order instead if a circular wait was found by a rank that waits
-        /// in another agreement.
+        /// The missing ranks. They are in the group's order if a rank that waits in another agreement has found a
+        /// circular wait, and ascending otherwise.
         missing: Vec<u32>,
-        /// How long the member that reported the timeout had waited, in milliseconds.
+        /// How long the rank that reported the timeout or the circular wait had waited, in milliseconds.
         waited_ms: u64,
         /// The waits of the ranks in the circle. Empty if there is no circle.
         circle: Vec<Waiting>,
@@ -77,9 +77,11 @@ pub enum RendezvousRefusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// The ranks' memory is of different kinds ([`Subject`]), or of different pools, segments or persistent ids. Or all
-    /// ranks have the same segment number of the same pool, but their allocation logs differed when they created that
-    /// segment.
+    /// The ranks' memory differs in one of these ways:
+    /// - It is of different kinds ([`Subject`]).
+    /// - It is of different pools, of segments with different numbers, or of different persistent ids.
+    /// - It is the segment of the same number of the same pool, but the ranks' allocation logs of the pool differed
+    ///   when they created that segment.
     #[error("SubjectMismatch: ranks came with {}", describe_subjects(subjects))]
     SubjectMismatch {
         /// The memory of each rank.
@@ -111,7 +113,8 @@ pub enum RendezvousRefusal {
         /// The device.
         device: Uuid,
     },
-    /// The ranks' memory is on different kinds of devices, or has no common handle type.
+    /// The ranks' memory is on different kinds of devices. Or the ranks are in several processes, and have no handle
+    /// type in common that works between all their hosts (see also [`HostsApart`](Self::HostsApart)).
     #[error(
         "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected memory of one kind of device, all \
          by file descriptor on one host, or all by fabric handle on one or several",
@@ -121,8 +124,8 @@ pub enum RendezvousRefusal {
         /// The handle types of each rank. For foreign memory, also the kind of device.
         kinds: ValuesByRank<String>,
     },
-    /// The ranks are on several hosts, but their memory has no fabric handles. A file descriptor shares memory only
-    /// within one host.
+    /// The ranks are on several hosts, but the memory of all of them has only file descriptors. A file descriptor
+    /// shares memory only within one host.
     #[error(
         "HostsApart: ranks are on different hosts ({}) and their memory has no handles for other hosts: a file \
          descriptor ends at its host. Make groups of one host, or allocate CUDA memory with fabric handles, which the \
@@ -153,17 +156,20 @@ pub enum RendezvousRefusal {
     },
     /// One of these happened:
     /// - Ranks stopped taking part after all ranks had posted their records, for example because their processes ended.
-    /// - The group ended during the agreement. `missing` is the rank that ended the group or, if the group's error
-    ///   names no rank, the rank that reported the end.
+    /// - The group ended during the agreement.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that did not report success or failure, ascending. If every rank reported: the ranks that others
-        /// found gone.
+        /// The first of these that applies:
+        /// - If the group ended: the rank that ended it. If the group's error names no rank: the rank that reported the
+        ///   end.
+        /// - If ranks did not report the outcome of their mapping: these ranks, ascending.
+        /// - Otherwise the ranks that others found gone, ascending.
         missing: Vec<u32>,
-        /// The ranks whose wait for another rank timed out, or that found another rank gone.
+        /// The ranks whose wait for another rank timed out, or that found another rank gone, ascending. Empty if the
+        /// group ended.
         noticed: Vec<u32>,
     },
 }
