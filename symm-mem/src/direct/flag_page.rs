@@ -32,7 +32,7 @@ use process_group::group::path::Way;
 
 use crate::sharing::HostMemory;
 
-/// Alignment of the words, in bytes. Each word has a cache line of its own.
+/// Size of a cache line in bytes. The flag, each [`Word`] and each [`Log::count`] have a line of their own.
 const LINE: usize = 64;
 
 /// Offset of the flag by which the rank announces that it has given up.
@@ -48,8 +48,8 @@ const PASSED: usize = 2;
 /// Capacity of a log in half messages, and number of claim words for the messages from each peer.
 const LOG: u64 = 1024;
 
-/// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
-/// contain the halves of these messages when the peer compares its own halves with them.
+/// Largest number of messages by which a rank may be ahead of its peer in one direction. With this limit, the rank's
+/// log still contains its half of a message when the peer compares the two halves.
 pub(super) const AHEAD: u64 = LOG / 2;
 
 /// Offsets within a flag page, the same on all flag pages of a group.
@@ -213,10 +213,10 @@ impl FlagPage {
     }
 
     /// Ends the current waits of this rank's streams: sets all words that streams wait for, except the [`Signal`] words
-    /// for which `is_held` returns true. Returns true if one of these words was not set before.
+    /// for which `is_held` returns true. Returns true if at least one of the words that it sets was not set before.
     ///
-    /// Only a stream resets a word, after its wait for the word. So if two calls have set the same word, a stream has
-    /// completed a wait for the word between them.
+    /// Only a stream resets a word, after its wait for the word. So if two calls find the same word not set, a stream
+    /// has completed a wait for the word between them.
     pub(super) fn release(&self, is_held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut has_set = false;
         let mut set = |word: &AtomicU32| has_set |= word.swap(1, Ordering::AcqRel) != 1;

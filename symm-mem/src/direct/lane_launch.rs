@@ -1,4 +1,5 @@
-//! The messages of one [lane](super::lane) (one direction between this rank and a peer) in one launch.
+//! The messages of one [lane](super::lane) (one direction between this rank and a peer) in one launch. A launch
+//! enqueues the messages of one call: a send, a receive, or a batch of both.
 
 use std::sync::MutexGuard;
 
@@ -13,8 +14,8 @@ pub(super) struct LaneLaunch<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
-    /// A message number. Of the messages that the sender copies into the receiver's buffer, those with lower numbers
-    /// are enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
+    /// A message number. Only messages that the sender copies into the receiver's buffer count here. Those with lower
+    /// numbers are enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,

@@ -55,9 +55,10 @@
 //! log in shared host memory. Then it claims the message by a compare-exchange on a word that both ends share. The end
 //! that claims the message first is the *first end*, and the other one is the *second end*.
 //!
-//! The message is a zero-copy message if the buffer of the first end lies in a pool segment that all members have
-//! mapped. The log entry of the first end then contains the segment and the offset of the buffer. So with its claim,
-//! the first end offers its buffer to the second end, which takes the offer and makes the copy:
+//! A pool segment is *mapped* if, by a commit for the group, all members map each other's memory of the segment. The
+//! message is a zero-copy message if the buffer of the first end lies in a mapped segment. The log entry of the first
+//! end then contains the segment and the offset of the buffer. So with its claim, the first end offers its buffer to
+//! the second end, which takes the offer and makes the copy:
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
 //! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
@@ -79,7 +80,7 @@
 //! To avoid this, a sender waits on the host before it claims its message, until the receiver has called one of these:
 //!
 //! - the receive of this message
-//! - a send to the sender for which the sender has not called the receive yet
+//! - a send in the opposite direction whose receive the sender has not called yet
 //!
 //! If both ranks call at about the same time, this wait makes each of them the second end of one of the two messages.
 //! The wait takes at most an eighth of the time of the message's copy at 400 GB/s: 84 µs for 256 MiB. A rank that calls
@@ -98,17 +99,18 @@
 //! data. The send of a message through the ring can complete before the receiver calls, so a sender can run ahead.
 //!
 //! A commit with [`CommitOptions::map_peers`](crate::CommitOptions::map_peers) (the default) maps the segments, even if
-//! it makes no NCCL windows. If the pool is dropped, the path keeps the pool's memory until the group ends. The path
-//! does not use windows, for two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a
-//! graph may still copy. And NCCL returns the addresses of peers' windows only from release 2.29 on.
+//! it makes no NCCL windows. If the pool is dropped before the group, the path keeps the pool's memory until the group
+//! is dropped. The path does not use windows, for two reasons. NCCL unmaps a window when its communicator is aborted,
+//! while a stream or a graph may still copy. And NCCL returns the addresses of peers' windows only from release 2.29
+//! on.
 //!
-//! A buffer must stay allocated until the stream of its own rank has completed the message, as with NCCL. A free in
-//! stream order after the message is safe: on both ends, the stream completes the message only after the copy.
+//! A buffer must stay allocated until its own rank's stream has completed the message, as with NCCL. A free in stream
+//! order after the message is safe: on both ends, the stream completes the message only after the copy.
 //!
 //! A graph pins the blocks that its messages use on its own rank: their memory is not freed while the graph exists. On
 //! the second end, the graph also pins a segment: the second end's own segment that has the same ordinal in the pool as
-//! the first end's segment. The ranks retire (free) the segments of one ordinal together, and only if no rank uses or
-//! pins its own segment. So the first end's segment stays mapped.
+//! the first end's segment. The ranks retire (free) the segments of one ordinal together, and only if no rank has a
+//! block or a pin in its own segment. So the first end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -126,10 +128,10 @@
 //! |---|---|
 //! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 1.9 MiB |
 //! | pinned host memory of a rank | about 42 KiB for each member |
-//! | concurrent | in one batch or on different streams: messages with different peers, and both directions of one pair |
-//! | serialized | messages of one rank to another, in the order of calls, on any streams |
-//! | driver calls of a zero-copy message, besides events | one on the first end, or two in a batch with several peers or directions; three on the second end |
-//! | driver calls of a message through the ring, besides events | two for each chunk (a batch of memory operations, and a copy), and one for each stream; in a batch with several peers or directions, or with two streams and fewer than four slots, three for each chunk |
+//! | messages that run concurrently | those with different peers, and those in opposite directions between two ranks, if they are in one batch or on different streams |
+//! | messages that run one after the other | those from one rank to another, in the order of calls, on any streams |
+//! | driver calls of a zero-copy message, besides those for events | one on the first end, or two in a batch with several peers or directions; three on the second end |
+//! | driver calls of a message through the ring, besides those for events | two for each chunk (a batch of memory operations, and a copy), and one for each stream; in a batch with several peers or directions, or with two streams and fewer than four slots, three for each chunk |
 //!
 //! # The size of the ring
 //! A copy of 8 MiB over NVLink (H200, 395 GB/s) takes about 21 µs. The signals and waits of a stream around a chunk
@@ -139,15 +141,15 @@
 //! larger chunks are better, until a ring takes too much memory. Four slots keep two streams busy: the sender fills two
 //! slots while the receiver empties the other two.
 //!
-//! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
-//! ring, a large message has many chunks of about 8 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
-//! both directions (two H200). A program that sends large messages through the ring should choose larger slots
-//! ([`DirectOptions::slot_bytes`]). The table below shows times in µs, measured with `lockstep bench p2p` and four
-//! slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The device
-//! memory includes two more slots, for graphs. For the same messages, NCCL with one communicator and separate calls
-//! takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
+//! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. With
+//! default slots, a large message has many chunks of about 8 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to
+//! 15 ms if both ranks send that much at once (two H200). A program that sends large messages through the ring should
+//! choose larger slots ([`DirectOptions::slot_bytes`]). The table below shows times in µs, measured with
+//! `lockstep bench p2p` and four slots. In a cell with two times, the first one is for separate calls, and the second
+//! one for one batch. The device memory includes two more slots, for graphs. For the same messages, NCCL with one
+//! communicator and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
-//! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
+//! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for each peer |
 //! |---|---|---|---|
 //! | 8 MiB | 1186, 1075 | 2540, 2707 | 48 MiB |
 //! | 16 MiB | 1010 to 1018, 908 to 940 | 2365, 2432 | 96 MiB |
@@ -158,13 +160,13 @@
 //! A send through the ring is done when its last chunk is in the ring. So if the receiver has not called yet, a sender
 //! can send as much data as the ring holds.
 //!
-//! Both ends log a message before they launch it, and the [second end](#zero-copy-messages) compares the two log
-//! entries. If the number of elements or the type differs, or only one end captures the message, the second end ends
-//! the group. All members then get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a
-//! message is never delivered.
+//! Each end logs a message before it enqueues any operation for it. The [second end](#zero-copy-messages) then compares
+//! the two log entries, also before it enqueues anything. If the number of elements or the type differs, or only one
+//! end captures the message, the call of the second end fails, and the group ends. All members then get
+//! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered.
 //!
-//! In each direction, a rank can call up to 512 messages more than its peer has called, if the device's queues have
-//! room for them. A call of a further message waits on the host.
+//! In each direction between two ranks, either rank can call up to 512 messages that the other one has not called yet,
+//! if the device's queues have room for them. The call of a further message waits on the host for the other rank.
 //!
 //! Messages complete in the following two cases, even if streams share hardware queues:
 //!
@@ -187,8 +189,8 @@
 //! several batches.
 //!
 //! A hardware queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table of
-//! [the ring](#the-ring). Each message takes two more. So a stream with a queue of its own holds about 200 messages of
-//! one chunk, 200 zero-copy messages of any length, or 160 MiB of a longer message in the default slots. If a rank
+//! [the ring](#the-ring). Each message takes two more, for events. So a stream with a queue of its own holds about 200
+//! messages of one chunk, 200 zero-copy messages of any length, or 160 MiB of one message in default slots. If a rank
 //! enqueues more than that before its peer makes the matching calls, its call blocks until the peer makes them. If the
 //! peer never makes them, the group ends at the work timeout.
 //!
@@ -198,10 +200,10 @@
 //! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
 //! example, by launches on one stream.
 //!
-//! Graphs must not be launched once the group is gone. A graph that sends zero-copy messages must not be launched after
-//! an abort either: it may write into a receiver's buffer of the capture, which the receiver may have reused since. All
-//! other graphs may be launched between an abort and the end of the group. Their runs complete without valid data, and
-//! so do runs that are under way at the abort.
+//! Graphs must not be launched once the group is dropped. A graph that sends zero-copy messages must not be launched
+//! after an abort either: it may write into the buffer that a receiver passed at the capture, and the receiver may have
+//! reused this buffer. All other graphs may be launched between an abort and the drop of the group. Their runs complete
+//! without valid data, and so do runs that are under way at the abort.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
@@ -210,8 +212,8 @@
 //! handles report why the group has ended. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken, or
-//! that belongs to a captured message, the streams of both ends get extra time to wait for each other:
+//! withdraws its offers that no sender has taken, except those of captured messages. If an offer of a receiver is
+//! taken, or belongs to a captured message, the streams of both ends get extra time to wait for each other:
 //!
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
 //! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
@@ -231,8 +233,8 @@
 //! still copies into the buffer. So the stream of the failed call still waits for this message. The caller must enqueue
 //! later work on the buffer on the same stream, after the failed call.
 //!
-//! The path cannot query whether a captured message runs, or whether its graph still exists. So when an aborted group
-//! ends, a rank waits until all extra time of its captured messages is over:
+//! The path cannot query whether a captured message runs, or whether its graph still exists. So the drop of an aborted
+//! group waits until all extra time of the rank's captured messages is over:
 //!
 //! - the 2 s, if the rank has captured the receive of a zero-copy message as the first end
 //! - the 4 s, if the rank has captured the send of a zero-copy message as the second end
@@ -246,12 +248,12 @@
 //! | `claim` | decides which end of a message comes first |
 //! | `place` | the place of a buffer in the segments that all members have mapped: segment number and offset |
 //! | `lane` | one direction between this rank and a peer: the order of its messages, and their chunks |
-//! | `lane_launch` | the messages of one lane in one launch |
+//! | `lane_launch` | the messages of one lane in one launch (the messages of one call) |
 //! | `pushes` | the zero-copy messages for which an abort gives extra time: those that the sender copies |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
-//! | `half` | one end's entry in the log of messages |
+//! | `half` | the part of a log entry that must be equal on both ends: element count, type, and whether captured |
 //! | `meeting` | [`install`]: the ranks open each other's flag pages, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
@@ -310,9 +312,9 @@ pub struct DirectOptions {
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member waits for half of this time for the other members to call
     /// `install`. If a member dies during the call, the others may get their error after the time limit, because two
-    /// later steps have limits of their own that are never shorter than:
-    /// - to map memory: 10 s
-    /// - to wait for the outcomes of the other members: 5 s
+    /// later steps have limits of their own. Whatever this time is, these limits are at least:
+    /// - 10 s to map memory
+    /// - 5 s to wait for the outcomes of the other members
     ///
     /// The members take both steps twice: in the [rendezvous](RendezvousOptions::deadline) that maps the rings, and in
     /// the agreement that follows it.
@@ -401,8 +403,8 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already, which
-/// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
+/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or if it has a path already.
+/// It keeps that path. [`ErrorKind::OtherHosts`] if not all members run on one host.
 ///
 /// If the members agree that they have no path, all get an error and may try again. Until a path is installed, the
 /// group's messages fail with [`GroupErrorKind::NoPath`], and the rest of the group stays usable. The error has one of
@@ -417,8 +419,9 @@ impl fmt::Display for DirectOptions {
 /// - [`ErrorKind::NotAgreed`] if the agreement after the rendezvous failed, for example because a member did not
 ///   arrive.
 ///
-/// In two more cases, this rank gets an error although the other members may have a path: this rank loses the store
-/// before it has read the result of the agreement, or the group ends on this rank.
+/// In two more cases, this rank gets an error although the other members may have a path:
+/// - This rank loses the store before it has read the result of the agreement.
+/// - The group ends on this rank during the call.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());

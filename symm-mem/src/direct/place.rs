@@ -11,7 +11,7 @@ impl MappedPlace {
     pub(super) const NONE: Self = Self(0);
     const OFFSET_BITS: u32 = 44;
 
-    /// Returns `None` if the number or the offset does not fit.
+    /// Returns `None` if the number or the offset does not fit in its bits.
     pub(super) fn new(number: u64, offset: u64) -> Option<Self> {
         let fits = number + 1 < 1 << (u64::BITS - Self::OFFSET_BITS) && offset < 1 << Self::OFFSET_BITS;
         fits.then_some(Self((number + 1) << Self::OFFSET_BITS | offset))

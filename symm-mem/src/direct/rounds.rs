@@ -4,9 +4,9 @@
 //! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk into a
 //! slot, and the receiver moves it out. Each slot has two words in host memory, through which the ranks signal that the
 //! slot is full or empty. A call consists of pieces. A piece of a lane is a chunk that goes through the ring, or a
-//! whole [zero-copy message](super#zero-copy-messages). The rank that claims a zero-copy message first *offers* its
-//! buffer. The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces in the same
-//! order, except that an offer on one rank is a take on the other.
+//! whole [zero-copy message](super#zero-copy-messages). One rank of the lane *offers* its buffer for the zero-copy
+//! message: the rank that has claimed the message before the other one. The other rank *takes* the offer, and makes the
+//! copy. Both ranks have the same pieces in the same order, except that an offer on one rank is a take on the other.
 //!
 //! # Two alternating streams
 //! If one stream made all copies, the copy engine would idle between them: the stream signals the end of a copy, and
@@ -47,7 +47,7 @@
 //! - Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
 //!   reaches the message.
 //!
-//! A call of one lane cannot deadlock either.
+//! A call of one lane cannot deadlock either. For signals that are not delayed, the argument above holds.
 //!
 //! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
@@ -70,7 +70,6 @@
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
 
-/// The kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PieceKind {
     Chunk,
@@ -123,9 +122,9 @@ pub(super) enum PieceAction {
     Take(usize),
 }
 
-/// Returns whether a lane's chunks in a call alternate between two streams. `chunks` is their number, and `slots` is as
-/// in [`LaneSchedule::slots`]. Returns false for one or two chunks, which gain little from a second stream, and for one
-/// slot.
+/// Returns whether a lane's chunks in a call should alternate between two streams. `chunks` is their number, and
+/// `slots` is as in [`LaneSchedule::slots`]. Returns false for one or two chunks, which gain little from a second
+/// stream, and for one slot.
 pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
     chunks > STREAMS && slots >= STREAMS
 }

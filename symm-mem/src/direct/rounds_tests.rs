@@ -1,5 +1,5 @@
-//! Tests of programs of several ranks on devices with few hardware queues: all operations complete, and each receiver
-//! gets the data that its peer has sent.
+//! Tests that simulate programs of several ranks on devices with few hardware queues. All operations must complete, and
+//! each receiver must get the data that its peer has sent.
 
 use std::collections::{HashMap, HashSet};
 

@@ -47,7 +47,7 @@ pub(super) struct ZeroCopy<'a> {
 }
 
 impl ZeroCopy<'_> {
-    /// The address of the word in which the peer's stream waits for `phase`.
+    /// The address of the word by which this rank signals `phase` to the peer's stream.
     fn peer_word(&self, phase: Phase) -> DevicePtr {
         let signal = Signal { way: self.way.opposite(), phase, captured: self.captured };
         self.other.at(self.rank, Word::Signal(signal))

@@ -1,4 +1,4 @@
-//! Ends a path, at an abort or at the end of its group.
+//! Aborts a path, and drops it with its group.
 
 use std::{
     cell::Cell,
@@ -43,8 +43,8 @@ impl DirectCore {
     }
 
     /// If the path is not [idle](Self::is_idle), or has captured work: announces that this rank [gives
-    /// up](crate::direct::flag_page), and then ends the waits of its streams, except those for which
-    /// [`holds`](Self::holds) returns true. Returns whether the path was idle before that.
+    /// up](crate::direct::flag_page), and then ends the waits of its streams, except the waits for signals that
+    /// [`holds`](Self::holds) exempts. Returns whether the path was idle before that.
     fn end_waits(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
@@ -84,8 +84,8 @@ impl DirectCore {
     }
 
     /// Returns true if streams of this rank may still have to wait for this signal of `peer`, because of a message that
-    /// the sender copies into the receiver's buffer. If it is the [*done*](Phase::Done) signal of receives that are not
-    /// captured, also withdraws their offers, except those that `peer` has taken.
+    /// the sender copies into the receiver's buffer. If the signal is the [*done*](Phase::Done) of receives that are
+    /// not captured, also withdraws the offers of these receives, except those that `peer` has taken.
     ///
     /// The receiver may reuse its buffer once its wait for *done* has ended. So before an abort ends these waits, both
     /// ends give each other time: the sender's stream waits until the receiver's stream has completed its earlier work
@@ -136,8 +136,8 @@ impl DirectCore {
         }
     }
 
-    /// Called when the group ends. Aborts launched work that still runs (captured work does not count), and drops the
-    /// memory:
+    /// Called when the group is dropped. Aborts launched work that still runs (captured work does not count), and drops
+    /// the memory:
     /// - If the work has not ended after [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
     /// - If the work has ended, and the path was aborted and has captured work: after [`settle`](Self::settle), because
     ///   runs of graphs may still use the memory.
@@ -168,7 +168,7 @@ impl DirectCore {
     /// Gives runs of graphs time to end, before the caller drops the memory that they use. Repeatedly ends the waits of
     /// this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest after
     /// [`PATIENCE`]:
-    /// - No stream has completed a wait.
+    /// - No stream of this rank has completed a wait.
     /// - [`holds`](Self::holds) has returned false for every signal.
     ///
     /// This rank cannot query whether graphs run, so graphs may still run when this function returns.

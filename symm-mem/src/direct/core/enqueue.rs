@@ -21,7 +21,7 @@ use crate::lock::lock;
 impl DirectCore {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`first_streams`](Self::first_streams) selects the
     /// first stream of each lane. A lane with more than two chunks also uses a second stream of its own, except in two
-    /// cases: a capture other than `capture` uses that stream, or the ring has only one slot for calls of this kind
+    /// cases: that stream is in a capture other than `capture`, or the ring has only one slot for calls of this kind
     /// (captured or not). Updates [`LaneLaunch::unlaunched`].
     ///
     /// After an abort, leaves out the remaining chunks, and returns [`PathError::Aborted`] if there are any. Zero-copy
@@ -177,9 +177,10 @@ impl DirectCore {
         }
     }
 
-    /// Returns the first stream of each [`LaneLaunch`]. The first launch uses the caller's stream. Every later launch
-    /// uses stream 0 of its lane, which first waits for the current work of the caller's stream. But if a capture other
-    /// than `capture` uses stream 0 of its lane, the launch uses the caller's stream.
+    /// Returns the first stream of each lane of `launches`:
+    /// - For the first lane, and for a lane whose own stream 0 is in a capture other than `capture`: the caller's
+    ///   stream, `stream`.
+    /// - For any other lane: its own stream 0, which first waits for the current work of the caller's stream.
     fn first_streams<'a>(
         &self,
         launches: &[LaneLaunch<'a>],

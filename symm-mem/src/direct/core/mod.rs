@@ -34,9 +34,9 @@ use super::{
 };
 use crate::{lock::lock, membership::MappedSegments, rendezvous::SymmetricMemory};
 
-/// Counts of the messages that this rank has sent and received through a direct path, returned by
-/// [`Direct::report`](super::Direct::report). Messages of 0 bytes, and messages of a rank to itself, are not counted. A
-/// captured message is counted once, when it is captured.
+/// Counts of this rank's messages on a direct path, sent and received together. Returned by
+/// [`Direct::report`](super::Direct::report). A message is counted during its call, so a captured message is counted
+/// once. Messages of 0 bytes, and messages of a rank to itself, are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
@@ -46,8 +46,9 @@ pub struct DirectReport {
     pub staged: u64,
 }
 
-/// This rank's state of a path: rings, [flag pages](super::flag_page) and [lanes](super::lane). The last reference is
-/// dropped only once no enqueued work runs, because the drop frees memory that this work uses.
+/// This rank's state of a path: rings, [flag pages](super::flag_page) and [lanes](super::lane) (a lane is one direction
+/// between this rank and a peer). The last reference is dropped only once no enqueued work runs, because the drop frees
+/// memory that this work uses.
 #[derive(Debug)]
 pub(super) struct DirectCore {
     pub(super) rank: usize,
@@ -146,7 +147,7 @@ impl DirectCore {
         DirectReport { zero_copy, staged }
     }
 
-    /// Fails after an abort. Otherwise [`is_idle`](Self::is_idle) returns false until the guard is dropped.
+    /// Counts the calling thread in `enqueuers` until the guard is dropped. Fails after an abort.
     fn enter(&self) -> Result<EnqueueGuard<'_>, PathError> {
         self.enqueuers.fetch_add(1, Ordering::SeqCst);
         let guard = EnqueueGuard(self);
@@ -204,9 +205,9 @@ impl DirectCore {
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
-        // All messages are logged and claimed before this launch takes a peer's offer or enqueues anything. `claim`
-        // fails if the log entries of the two ends differ. At that time, this launch has taken no offer, so the peers
-        // can withdraw their offers at once.
+        // All messages are logged and claimed before this launch takes a peer's offer or enqueues anything. So if
+        // `claim` finds that the two ends describe a message differently, this launch fails before it has taken any
+        // offer, and the peers can withdraw their offers at once.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
         let mut claimed = Vec::new();
         for batch in others.chunks(CLAIM_BATCH) {
@@ -249,8 +250,8 @@ impl DirectCore {
     unsafe fn fail(&self, mut launches: Vec<LaneLaunch<'_>>, stream: &Stream) {
         for LaneLaunch { lane, pieces, unlaunched, .. } in &mut launches {
             let Lane { way, peer, .. } = **lane;
-            // In a lane that sends, this rank would make the copies, and has not enqueued them. So they count as not
-            // taken.
+            // In a lane that sends, this rank has not enqueued the copies that it would make. So the messages count as
+            // not taken.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(ZeroCopyOffer { pushed: Some(number) })).collect();
@@ -303,8 +304,8 @@ impl DirectCore {
         Ok(())
     }
 
-    /// Logs this rank's half of a message (the description of its end). First waits while this rank is too far ahead of
-    /// the peer.
+    /// Logs this rank's [`Half`] (description) of a message, and the place of its buffer. First waits while this rank
+    /// is too far ahead of the peer.
     fn log(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<LoggedMessage, PathError> {
         let Message { way, peer, buffer } = *message;
         let own = self.flag_pages[self.rank].log(peer, way);
@@ -315,9 +316,11 @@ impl DirectCore {
         Ok(LoggedMessage { message: *message, captured, number, place, is_first: true })
     }
 
-    /// [Claims](super::claim) a message that this rank has logged. If this rank comes first and offers to receive,
-    /// notes the offer in the lane's [`Pushes`](super::pushes::Pushes). If the peer came first, fails if the halves of
-    /// the two ends differ, and otherwise returns the place of the peer's buffer.
+    /// [Claims](super::claim) a message that this rank has logged. Fails after an abort.
+    /// - If this rank comes first: returns `logged` unchanged. An offer to receive is noted in the lane's
+    ///   [`Pushes`](super::pushes::Pushes).
+    /// - If the peer came first: returns `logged` with the place of the peer's buffer. Fails if the [`Half`]s of the
+    ///   two ends differ.
     fn claim(&self, logged: LoggedMessage) -> Result<LoggedMessage, PathError> {
         let LoggedMessage { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;

@@ -1,5 +1,5 @@
 //! Finds buffers in segments that all members have mapped: the [places](MappedPlace) (segment and offset) of this
-//! rank's buffers, and the addresses of the peers' buffers.
+//! rank's buffers, and the addresses of the peers' buffers. A segment has the same number on all members.
 
 use std::{thread, time::Duration};
 
