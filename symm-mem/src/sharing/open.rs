@@ -44,7 +44,12 @@ pub(crate) fn open(
         for index in wanted(owner, own) {
             let Some(export) = peer.exports.get(index) else { continue };
             let imported = match peer.site.shares_process(parties[own].site) {
-                true => open_local(context, export),
+                true => {
+                    // A rank exports its memory until it leaves the agreement.
+                    let memory = local_registry::find(export.token);
+                    let memory = memory.ok_or_else(|| OpeningOutcome::Alone { gone: vec![peer.rank] })?;
+                    open_local(context, memory, export)
+                }
                 false => open_remote(context, offer, export, descriptors.remove(&(owner, index))),
             };
             let imported = imported.map_err(|problem| OpeningOutcome::Failed {
@@ -57,9 +62,8 @@ pub(crate) fn open(
 }
 
 /// Opens an allocation of another rank of this process.
-fn open_local(context: &Context, export: &Export) -> Result<Imported, String> {
-    let memory = local_registry::find(export.token);
-    Ok(match memory.ok_or("it is no longer registered in this process")? {
+fn open_local(context: &Context, memory: Shareable, export: &Export) -> Result<Imported, String> {
+    Ok(match memory {
         Shareable::Virtual(physical) => return mapped(context, &physical, export),
         Shareable::Plain(memory) => {
             if memory.context.device() != context.device() {
@@ -143,7 +147,7 @@ fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, St
 mod tests {
     use std::{fs::File, thread, time::Duration};
 
-    use cuda_driver::{Driver, sys::Api};
+    use cuda_driver::{Driver, sys::Api, vmm::HandleTypes};
     use gpu_sim::World;
     use process_group::link::{Listener, Tag, exchange};
 
@@ -192,6 +196,32 @@ mod tests {
             Err(OpeningOutcome::Failed { cause }) => cause,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn memory_of_a_rank_of_this_process_is_open_until_the_rank_leaves() {
+        let _turn = turn();
+        let world = World::builder().devices(1).start().unwrap();
+        // SAFETY: the functions belong to `world`, which outlives the driver and all of its objects.
+        let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+        let context = driver.device(0).unwrap().retain_primary().unwrap();
+        let bytes = 2 << 20;
+        let memory = PhysicalMemory::create(&context, bytes, HandleTypes::empty()).unwrap();
+        let (own, mut peer) = (Offer::new().unwrap(), Offer::new().unwrap());
+        let export = peer.export(Shareable::Virtual(memory), bytes).unwrap();
+        let site = Site::simulated(0);
+        let parties = [
+            Party { rank: 0, site: &site, exports: Vec::new() },
+            Party { rank: 1, site: &site, exports: vec![&export] },
+        ];
+        let wanted = |from, _| if from == 1 { vec![0] } else { Vec::new() };
+        let name = |_, number| format!("allocation {number}");
+        let open = || open(&context, &own, 0, &parties, wanted, name, Deadline::now()).map(|it| it.len());
+        assert_eq!(open(), Ok(1));
+        drop(peer);
+        assert_eq!(open(), Err(OpeningOutcome::Alone { gone: vec![1] }));
+        drop((context, driver));
+        world.finish().expect("nothing is left behind");
     }
 
     #[test]
