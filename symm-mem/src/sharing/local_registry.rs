@@ -1,9 +1,9 @@
-//! The registry in which ranks of one process find each other's memory.
+//! Registries in which ranks of one process find each other's memory.
 
 use std::{
     collections::HashMap,
     sync::{
-        LazyLock, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -11,30 +11,44 @@ use std::{
 use super::Shareable;
 use crate::lock::lock;
 
-/// The registered memory, by its token.
-static MEMORY: LazyLock<Mutex<HashMap<u64, Shareable>>> = LazyLock::new(Mutex::default);
+/// The registry of this process.
+static PROCESS: LazyLock<Arc<LocalRegistry>> = LazyLock::new(Arc::default);
 
-/// Registers `memory` until the returned [`LocalToken`] is dropped.
-pub(super) fn register(memory: Shareable) -> LocalToken {
-    static TOKENS: AtomicU64 = AtomicU64::new(0);
-    let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-    lock(&MEMORY).insert(token, memory);
-    LocalToken { token }
+/// The memory that ranks share, by its token. All ranks of a process use one registry. Each run of the simulation has a
+/// registry of its own, so that its tokens do not depend on other runs.
+#[derive(Debug, Default)]
+pub(crate) struct LocalRegistry {
+    next: AtomicU64,
+    memory: Mutex<HashMap<u64, Shareable>>,
 }
 
-/// Returns the memory with this token, or `None` if it is not registered.
-pub(super) fn find(token: u64) -> Option<Shareable> {
-    lock(&MEMORY).get(&token).cloned()
+impl LocalRegistry {
+    pub(super) fn of_process() -> Arc<Self> {
+        PROCESS.clone()
+    }
+
+    /// Registers `memory` until the returned [`LocalToken`] is dropped.
+    pub(super) fn register(self: &Arc<Self>, memory: Shareable) -> LocalToken {
+        let token = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.memory).insert(token, memory);
+        LocalToken { registry: self.clone(), token }
+    }
+
+    /// Returns the memory with this token, or `None` if it is not registered.
+    pub(super) fn find(&self, token: u64) -> Option<Shareable> {
+        lock(&self.memory).get(&token).cloned()
+    }
 }
 
 /// A registration of memory. Dropping the value removes the memory from the registry.
 pub(super) struct LocalToken {
+    registry: Arc<LocalRegistry>,
     pub(super) token: u64,
 }
 
 impl Drop for LocalToken {
     fn drop(&mut self) {
-        let removed = lock(&MEMORY).remove(&self.token);
+        let removed = lock(&self.registry.memory).remove(&self.token);
         // Drop the memory only now that the registry is unlocked, because its drop may use the registry.
         drop(removed);
     }

@@ -16,7 +16,7 @@
 //! | `offer` | this rank's memory while peers can open it, and the transfer of file descriptors |
 //! | `open` | opens the peers' memory |
 //! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
-//! | `local_registry` | the registry in which ranks of one process find each other's memory |
+//! | `local_registry` | registries in which ranks of one process find each other's memory |
 //!
 //! The modules `membership`, [`rendezvous`](crate::rendezvous), [`exchange`](crate::exchange) and
 //! [`direct`](crate::direct) select the memory to share, and run the agreements.
@@ -44,3 +44,5 @@ pub(crate) use self::{
     open::open,
     outcome::{OpeningFailure, judge, sharing_refusal},
 };
+#[cfg(feature = "simulation")]
+pub(crate) use self::{local_registry::LocalRegistry, offer::Exports, open::open_exports};

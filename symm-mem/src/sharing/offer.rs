@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     fs::File,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use process_group::{
@@ -15,7 +16,7 @@ use process_group::{
 
 use super::{
     Export, OpeningOutcome, Shareable, Site,
-    local_registry::{self, LocalToken},
+    local_registry::{LocalRegistry, LocalToken},
 };
 
 /// Tag of the first message on a connection of two processes. Every message must carry a file descriptor. This one only
@@ -33,10 +34,45 @@ pub(crate) struct Party<'a> {
     pub(crate) exports: Vec<&'a Export>,
 }
 
-/// Allocations of this rank that the other members can open until this value is dropped.
+/// Allocations of this rank that the other members can open until this value is dropped. Ranks of other processes of
+/// this host get their file descriptors from the listener.
 pub(crate) struct Offer {
     listener: Listener,
+    exports: Exports,
+}
+
+/// Memory of this rank that the others can open until this value is dropped, without a listener: ranks of this process
+/// find it in `registry`.
+pub(crate) struct Exports {
+    registry: Arc<LocalRegistry>,
     exported: Vec<ExportedMemory>,
+}
+
+impl Exports {
+    /// Creates a value without exports.
+    pub(crate) fn new(registry: Arc<LocalRegistry>) -> Self {
+        Self { registry, exported: Vec::new() }
+    }
+
+    /// Appends memory of `bytes` bytes. Exports its [`Handle`](super::Handle), but no file descriptor.
+    pub(crate) fn add(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
+        let handle = memory.handle()?;
+        let local = self.registry.register(memory.clone());
+        let token = local.token;
+        self.exported.push(ExportedMemory { memory, descriptor: None, _local: local });
+        Ok(Export { bytes: bytes as u64, handle, token })
+    }
+
+    /// The exported memory of this rank.
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Shareable> {
+        self.exported.iter().map(|exported| &exported.memory)
+    }
+
+    /// Returns the memory that another rank of this process exports with this token, or `None` if the rank no longer
+    /// exports it.
+    pub(super) fn find(&self, token: u64) -> Option<Shareable> {
+        self.registry.find(token)
+    }
 }
 
 struct ExportedMemory {
@@ -51,14 +87,14 @@ impl Offer {
     /// Opens a listener. The offer has no exports yet.
     pub(crate) fn new() -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
-        Ok(Self { listener, exported: Vec::new() })
+        Ok(Self { listener, exports: Exports::new(LocalRegistry::of_process()) })
     }
 
     /// Adds memory of `bytes` bytes to the offer. Also exports the memory's file descriptor, if it has one. Returns the
     /// description for this rank's record.
     pub(crate) fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
         let export = self.export_later(memory, bytes)?;
-        if let (true, Some(last)) = (export.handle.has_descriptor(), self.exported.last_mut()) {
+        if let (true, Some(last)) = (export.handle.has_descriptor(), self.exports.exported.last_mut()) {
             last.descriptor = Some(last.memory.descriptor()?);
         }
         Ok(export)
@@ -67,16 +103,11 @@ impl Offer {
     /// Like [`export`](Self::export), but exports the file descriptor only when it is sent to a peer, and then closes
     /// it. For callers that may have more exports than a process can have open file descriptors.
     pub(crate) fn export_later(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
-        let handle = memory.handle()?;
-        let local = local_registry::register(memory.clone());
-        let token = local.token;
-        self.exported.push(ExportedMemory { memory, descriptor: None, _local: local });
-        Ok(Export { bytes: bytes as u64, handle, token })
+        self.exports.add(memory, bytes)
     }
 
-    /// The exported memory of this rank.
-    pub(super) fn memory(&self) -> impl Iterator<Item = &Shareable> {
-        self.exported.iter().map(|exported| &exported.memory)
+    pub(super) fn exports(&self) -> &Exports {
+        &self.exports
     }
 
     /// The endpoint of the listener, for this rank's [`Site`].
@@ -159,7 +190,7 @@ impl Offer {
     ) -> Result<(), OpeningOutcome> {
         let failed = |cause: String| OpeningOutcome::Failed { cause };
         for number in numbers {
-            let exported = self.exported.get(*number);
+            let exported = self.exports.exported.get(*number);
             let exported = exported.ok_or_else(|| failed(format!("there is no export {number}")))?;
             let sent = match &exported.descriptor {
                 Some(descriptor) => link.send(MEMORY, descriptor.as_fd(), deadline),

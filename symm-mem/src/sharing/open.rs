@@ -14,8 +14,8 @@ use cuda_driver::{
 use process_group::{error_text, store::Deadline};
 
 use super::{
-    Export, Handle, HostMemory, Imported, Offer, OpeningOutcome, Party, PeerHandle, Shareable,
-    local_registry, map,
+    Export, Handle, HostMemory, Imported, Offer, OpeningOutcome, Party, PeerHandle, Shareable, map,
+    offer::Exports,
 };
 
 /// Exchanges file descriptors with the other members, and opens those exports of the others that `wanted` selects for
@@ -38,7 +38,21 @@ pub(crate) fn open(
     name: impl Fn(usize, usize) -> String,
     deadline: Deadline,
 ) -> Result<HashMap<(usize, usize), Imported>, OpeningOutcome> {
-    let mut descriptors = offer.exchange_descriptors(own, parties, &wanted, deadline)?;
+    let descriptors = offer.exchange_descriptors(own, parties, &wanted, deadline)?;
+    open_exports(context, offer.exports(), own, parties, wanted, name, descriptors)
+}
+
+/// Opens the memory that this rank wants, like [`open`], but does not exchange file descriptors: `descriptors` has those
+/// that this rank has received. Ranks of one process need none. Does not wait for other ranks.
+pub(crate) fn open_exports(
+    context: &Context,
+    exports: &Exports,
+    own: usize,
+    parties: &[Party<'_>],
+    wanted: impl Fn(usize, usize) -> Vec<usize>,
+    name: impl Fn(usize, usize) -> String,
+    mut descriptors: HashMap<(usize, usize), OwnedFd>,
+) -> Result<HashMap<(usize, usize), Imported>, OpeningOutcome> {
     let mut opened = HashMap::new();
     for (owner, peer) in parties.iter().enumerate().filter(|(owner, _)| *owner != own) {
         for index in wanted(owner, own) {
@@ -46,11 +60,11 @@ pub(crate) fn open(
             let imported = match peer.site.shares_process(parties[own].site) {
                 true => {
                     // A rank exports its memory until it leaves the agreement.
-                    let memory = local_registry::find(export.token);
+                    let memory = exports.find(export.token);
                     let memory = memory.ok_or_else(|| OpeningOutcome::Alone { gone: vec![peer.rank] })?;
                     open_local(context, memory, export)
                 }
-                false => open_remote(context, offer, export, descriptors.remove(&(owner, index))),
+                false => open_remote(context, exports, export, descriptors.remove(&(owner, index))),
             };
             let imported = imported.map_err(|problem| OpeningOutcome::Failed {
                 cause: format!("{} of rank {}: {problem}", name(owner, index), peer.rank),
@@ -79,14 +93,14 @@ fn open_local(context: &Context, memory: Shareable, export: &Export) -> Result<I
 /// Opens an allocation of a rank in another process, by the file descriptor that the rank has sent, or by its handle.
 fn open_remote(
     context: &Context,
-    offer: &Offer,
+    exports: &Exports,
     export: &Export,
     descriptor: Option<OwnedFd>,
 ) -> Result<Imported, String> {
     let bytes = bytes_of(export)?;
     let physical = match (&descriptor, &export.handle) {
         (_, Handle::Foreign { kind, handle, .. }) if descriptor.is_some() || handle.is_some() => {
-            return foreign(offer, kind, descriptor.as_ref(), handle.as_deref(), bytes);
+            return foreign(exports, kind, descriptor.as_ref(), handle.as_deref(), bytes);
         }
         (Some(descriptor), Handle::Host) => {
             let memory = HostMemory::open(context, descriptor.as_fd(), bytes)?;
@@ -115,14 +129,14 @@ fn mapped(context: &Context, physical: &PhysicalMemory, export: &Export) -> Resu
 /// Opens a peer's foreign memory, by [`ForeignMemory::open`](super::ForeignMemory::open) of the first memory of this
 /// kind that this rank shares itself. The peer's descriptor and handle are the argument.
 fn foreign(
-    offer: &Offer,
+    exports: &Exports,
     kind: &str,
     descriptor: Option<&OwnedFd>,
     handle: Option<&[u8]>,
     bytes: usize,
 ) -> Result<Imported, String> {
     let of_kind = |own: &&Shareable| matches!(own, Shareable::Foreign(memory) if memory.kind() == kind);
-    let Some(Shareable::Foreign(own)) = offer.memory().find(of_kind) else {
+    let Some(Shareable::Foreign(own)) = exports.memory().find(of_kind) else {
         return Err(format!("this rank shares no {kind:?} memory, expected some to open it with"));
     };
     let peer = PeerHandle { bytes, descriptor: descriptor.map(OwnedFd::as_fd), handle };

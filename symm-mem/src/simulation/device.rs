@@ -13,10 +13,8 @@ use caching_alloc::{
     sources::LimitingSource,
 };
 use cuda_driver::{
-    Context, DevicePtr, Driver, Stream, StreamFlags, WaitCondition,
-    memory::DeviceMemory,
-    sys::Api,
-    vmm::{Mapping, PhysicalMemory},
+    Context, DevicePtr, Driver, Stream, StreamFlags, WaitCondition, memory::DeviceMemory, sys::Api,
+    vmm::PhysicalMemory,
 };
 use gpu_sim::{Action, Injection, World};
 
@@ -25,7 +23,7 @@ use super::{
     library::Library,
     violation::{Violation, ensure},
 };
-use crate::{agreement::Release, lock::lock, sharing};
+use crate::{agreement::Release, lock::lock};
 
 /// The memory of each simulated device in bytes, more than any run uses. To test failing allocations, a
 /// `LimitingSource` limits the pools of each rank to fewer bytes. This limit does not apply to the memory that NCCL
@@ -184,12 +182,6 @@ impl Device {
     /// Returns the physical memory of the allocation that begins at `address`, or `None` if there is none.
     pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.source.upstream().physical(address)
-    }
-
-    /// Maps memory of any device for this device, as `sharing` maps memory of the same process. If this fails, returns
-    /// a description of the error.
-    pub(super) fn open(&self, memory: &PhysicalMemory) -> Result<Mapping, String> {
-        sharing::map(&self.context, memory, memory.bytes()).map_err(|error| error.to_string())
     }
 
     /// Enqueues work that does not end before [`DeviceWork::end`].

@@ -59,6 +59,7 @@ impl World {
         };
         let Meeting { kind, round, .. } = span.meeting;
         let groups = work.groups();
+        self.exports.remove(&rank);
         let lost = said.store_failed();
         state.lost |= lost;
         let poisoned = |state: &Rank| {
@@ -148,10 +149,9 @@ impl World {
                     self.allocate(rank, bytes)?;
                 }
             }
-            (Work::Meet { group, mapping, number, token, peers, .. }, MeetingResult::Meet(result)) => {
-                let own = self.offers.remove(&token).map(|offer| offer.identity);
+            (Work::Meet { group, mapping, number, identity, peers, .. }, MeetingResult::Meet(result)) => {
                 if let Ok(since) = result {
-                    self.end_meet(rank, (group, mapping), (number, since), peers, own)?;
+                    self.end_meet(rank, (group, mapping), (number, since), peers, identity)?;
                 }
             }
             (Work::Exchange { exchanging, .. }, MeetingResult::Exchange(result)) => {
@@ -174,7 +174,7 @@ impl World {
         (group, mapping): (u64, MappingKey),
         (number, since): (u64, u64),
         peers: Option<Vec<u64>>,
-        own: Option<u64>,
+        own: u64,
     ) -> Result<(), Violation> {
         let Some(membership) = self.rank(rank).groups.get_mut(&group) else { return Ok(()) };
         if let Some(peers) = peers.filter(|_| since == number) {
@@ -185,8 +185,8 @@ impl World {
             bail!("rank {rank} is to have memory mapped since {since}, and has not");
         };
         ensure!(
-            peers.iter().all(|peer| Some(*peer) == own),
-            "rank {rank} maps other memory than it came with: {peers:x?} for {own:x?}"
+            peers.iter().all(|peer| *peer == own),
+            "rank {rank} maps other memory than it came with: {peers:x?} for {own:x}"
         );
         Ok(())
     }
@@ -282,7 +282,6 @@ impl World {
         let left = self.network.keys.left(trouble, keys);
         ensure!(left.is_none(), "under {trouble:?}: the store is left with {left:?}");
         self.left_plans()?;
-        self.offers.clear();
         for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
             let (rank, device) = (state.number, state.device.clone());
             let kept =

@@ -17,15 +17,17 @@ use std::{
 };
 
 use caching_alloc::core::{SegmentMemory, SegmentSource};
-use cuda_driver::vmm::Mapping;
 
-use super::device::Device;
-use crate::exchange::{
-    generation::Generations,
-    handles::{Handles, Open},
-    lease::Lease,
-    protocol::{AllocationId, End, Route},
-    slots::Slots,
+use super::{device::Device, violation::Violation};
+use crate::{
+    exchange::{
+        generation::Generations,
+        handles::{Handles, Open},
+        lease::Lease,
+        protocol::{AllocationId, End, Route},
+        slots::Slots,
+    },
+    sharing::Imported,
 };
 
 /// The number of signal slots that a rank has for its peers in a group.
@@ -46,6 +48,16 @@ pub(super) struct Allocation {
     pub(super) device: Arc<Device>,
 }
 
+impl Allocation {
+    /// Allocates [`BUFFER_BYTES`] bytes on `device`, and writes `mark` at their start.
+    pub(super) fn new(device: &Arc<Device>, id: AllocationId, mark: u64) -> Result<Self, Violation> {
+        let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
+        let allocation = Self { id, memory, mark, device: device.clone() };
+        device.write(memory.address, mark)?;
+        Ok(allocation)
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
         // If the release fails, `Device::release` records the error, and `check_released` reports it.
@@ -53,10 +65,10 @@ impl Drop for Allocation {
     }
 }
 
-/// A peer's allocation that this rank has opened, and this rank's mapping of it. The reference is weak, so that only
-/// the peer keeps the allocation. If an upgrade fails, the peer has freed the memory.
+/// A peer's allocation that this rank has opened, and the opened memory. The reference is weak, so that only the peer
+/// keeps the allocation. If an upgrade fails, the peer has freed the memory.
 #[derive(Debug)]
-pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
+pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Imported);
 
 /// A plan on one rank. Usually all members have agreed on it. A plan whose exchange has failed on this rank is also
 /// kept, under a lease, because the other members may have agreed on it.

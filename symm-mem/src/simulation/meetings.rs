@@ -1,35 +1,39 @@
 //! Begins the [meetings](super) of ranks, and executes the requests of the meetings' state machines.
 
-use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
-
-use bootstrap::agreement::{Member, Protocol, Request, refusal};
-use cuda_driver::{
-    sys::CUresult,
-    vmm::{Mapping, PhysicalMemory},
+use std::{
+    collections::{BTreeSet, btree_map::Entry},
+    mem,
+    sync::Mutex,
+    time::Duration,
 };
 
+use bootstrap::agreement::{Member, Protocol, Request, refusal};
+use cuda_driver::sys::CUresult;
+
 use super::{
-    device::{Device, Devices},
+    exchanges::Allocation,
     rank::Task,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting, Span},
     scenario::{DEADLINE, LAST_DEADLINE, LONG_DEADLINE, RendezvousInput},
+    sharing::{export, offered, site},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
-    violation::{Violation, bail, ensure},
+    violation::{Violation, bail},
     work::{Answer, Machine, MappingKey, Want, Work},
-    world::{Event, RendezvousMemory, World, tell},
+    world::{Event, World, tell},
 };
 use crate::{
     CommitOptions, Error,
     agreement::{
-        self, Agreed, Capabilities, CommitPlan, CommitProtocol, LogPoint, OfferedMemory, PeerMappings,
-        PeerOffer, Policy, PoolId, RegistrationOutcome, Release, Segment, Start, hash::chain,
+        self, Capabilities, CommitPlan, CommitProtocol, LogPoint, Policy, PoolId, RegistrationOutcome,
+        Release, Segment, Start, hash::chain,
     },
+    exchange::protocol::AllocationId,
     lock::lock,
     membership::{GroupState, commit::offer, readiness},
     rendezvous::protocol::{self, RendezvousRecord},
-    sharing::{self, Export, Handle, Site, Uuid},
+    sharing::{Exports, Handle, Uuid},
 };
 
 impl World {
@@ -100,6 +104,7 @@ impl World {
             if last { (Policy::Prefix, LAST_DEADLINE) } else { (Policy::Strict, DEADLINE) };
         let deadline = if second { deadline } else { self.deadline(rank, deadline) };
         let left = self.scenario.address_space(group, rank);
+        let mut exports = Exports::new(self.registry.clone());
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else {
             bail!("rank {rank} has no group {group}")
@@ -133,14 +138,11 @@ impl World {
             return self.decline(rank, &group_state, &error);
         }
         let options = CommitOptions::default().policy(policy).deadline(deadline);
-        let offer = |_: &mut GroupState, new: &[Segment]| {
-            let export = |bytes| Export { bytes, handle: Handle::DESCRIPTOR, token: 0 };
-            let segments = new.iter().map(|segment| export(segment.bytes)).collect();
-            let (site, pad) = (Site::simulated(rank), Some(export(2 << 20)));
-            PeerOffer::Offered { memory: OfferedMemory { site, next: 0, pad, segments } }
-        };
+        let offer =
+            |_: &mut GroupState, new: &[Segment]| offered(rank, pool, &state.device, new, &mut exports);
         let (start, segments) =
             pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()), offer);
+        self.exports.insert(rank, exports);
         let machine = Machine::new(start, self.random.next())?;
         let work =
             Work::Commit { machine, group_state, segments, window_indexes: Vec::new(), serials: Vec::new() };
@@ -224,7 +226,7 @@ impl World {
             _ => None,
         };
         let deadline = self.deadline(rank, DEADLINE);
-        let token = self.random.next();
+        let mut exports = Exports::new(self.registry.clone());
         let state = self.rank(rank);
         let capturing = state.capture.as_ref().is_some_and(|capture| capture.declared.is_some());
         let (nth, persistent) = match what {
@@ -234,16 +236,22 @@ impl World {
         let block = nth.and_then(|nth| state.block(nth)).map(|(block, _)| (block.placement(), block.bytes()));
         let segment =
             block.and_then(|(place, _)| Some((state.log_of(place.ordinal)?, state.extent(place.ordinal)?)));
-        let (subject, mapping, identity, segment, offset, bytes, memory) = match block.zip(segment) {
+        let (subject, mapping, identity, export, offset, bytes) = match block.zip(segment) {
             Some(((place, bytes), (log, extent))) => {
                 let (pool, ordinal, offset) = (state.pool.id(), place.ordinal, place.offset);
                 let subject = protocol::Subject::Pool { pool, ordinal, log };
-                let memory = state.device.physical(extent.address);
-                (subject, MappingKey::Segment(ordinal), extent.identity, extent.bytes, offset, bytes, memory)
+                let export = export(&mut exports, &state.device, extent.address)?;
+                (subject, MappingKey::Segment(ordinal), extent.identity, export, offset, bytes)
             }
             None => {
                 let subject = protocol::Subject::Persistent { id: persistent };
-                (subject, MappingKey::Persistent(persistent), persistent, 2 << 20, 0, 4096, None)
+                let id = AllocationId::Own { number: persistent };
+                let allocation = match state.persistent.entry(persistent) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(Allocation::new(&state.lending, id, persistent)?),
+                };
+                let export = export(&mut exports, &state.lending, allocation.memory.address)?;
+                (subject, MappingKey::Persistent(persistent), persistent, export, 0, 4096)
             }
         };
         let Some(membership) = state.groups.get_mut(&group) else {
@@ -269,8 +277,8 @@ impl World {
             offset,
             bytes,
             mapped: membership.peer_mappings.get(&mapping).map(|(since, _)| *since),
-            site: Site::simulated(rank),
-            export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
+            site: site(rank),
+            export,
         };
         // The oracle compares the results of all ranks in meetings with the same kind, epoch and number. After each
         // creation of a group, the rank numbers the group's rendezvous from 0 again. So the epoch contains `life`,
@@ -286,8 +294,8 @@ impl World {
         }
         let number = record.number;
         let machine = self.agreement(rank, record.prefix(), members, deadline, record)?;
-        self.offers.insert(token, RendezvousMemory { rank, identity, memory });
-        let work = Work::Meet { machine, group, mapping, number, token, peers: None };
+        self.exports.insert(rank, exports);
+        let work = Work::Meet { machine, group, mapping, number, identity, peers: None };
         self.begin(rank, work, Meeting { kind: Kind::Meet(group), epoch, round }, deadline)
     }
 
@@ -303,97 +311,6 @@ impl World {
         let (patience, deadline) = (deadline / 2, Some(deadline));
         let member = Member { name, rank, members, generation: 0, patience, deadline };
         Machine::new(Start { member, record }, self.random.next())
-    }
-
-    /// Opens the memory that the other members offer in `records`. Through each mapping of a segment, reads the
-    /// identity that the member has written there. A persistent allocation has no memory in the simulation, so its
-    /// identity is taken from the offer. Schedules the outcome and the identities as an answer for the rank's state
-    /// machine.
-    ///
-    /// If a member is dead or has ended its meeting, it no longer offers memory, and the outcome reports it as gone.
-    pub(super) fn share(
-        &mut self,
-        rank: u32,
-        token: u64,
-        records: &[RendezvousRecord],
-    ) -> Result<(), Violation> {
-        let device = self.ranks[rank as usize].device.clone();
-        let (mut gone, mut failed, mut mapped) = (Vec::new(), None, Vec::new());
-        for record in records {
-            match self.offers.get(&record.export.token) {
-                Some(offer) if !self.ranks[offer.rank as usize].dead => mapped.push(match &offer.memory {
-                    Some(memory) if record.rank != rank => match self.open_memory(rank, &device, memory)? {
-                        Ok(mapping) => device.read(mapping.ptr().0)?,
-                        Err(cause) => {
-                            failed = Some(cause);
-                            offer.identity
-                        }
-                    },
-                    _ => offer.identity,
-                }),
-                _ => gone.push(record.rank),
-            }
-        }
-        let outcome = opening(failed, gone);
-        let mapped = (outcome == sharing::OpeningOutcome::Mapped).then_some(mapped);
-        self.answer_soon(rank, token, Answer::Shared(outcome, mapped));
-        Ok(())
-    }
-
-    /// Opens memory of a peer on a rank, for `device`. Under [`Trouble::CannotMap`], this fails in the culprit's
-    /// driver. The inner error describes a failure.
-    pub(super) fn open_memory(
-        &self,
-        rank: u32,
-        device: &Device,
-        memory: &PhysicalMemory,
-    ) -> Result<Result<Mapping, String>, Violation> {
-        let devices = self.devices.as_ref().filter(|_| self.scenario.trouble_of(rank) == Trouble::CannotMap);
-        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY.0;
-        devices.map_or(Ok(()), |it| it.fail_next("cuMemMap", code))?;
-        let opened = device.open(memory);
-        devices.into_iter().for_each(Devices::fail_no_more);
-        Ok(opened)
-    }
-
-    /// Opens some of the memory that the members of a commit offer in `agreed`, and returns the outcome. If a member is
-    /// dead or has ended its meeting, it no longer offers memory, and the outcome reports it as gone.
-    ///
-    /// To save computing time, the rank maps only one segment: the first new segment of the next member. From the
-    /// mapping, it reads the segment's identity, which must be that of its own segment with this ordinal.
-    fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<sharing::OpeningOutcome, Violation> {
-        let state = &self.ranks[rank as usize];
-        let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, span, .. })) =
-            (&agreed.peers, &state.task)
-        else {
-            return Ok(sharing::OpeningOutcome::Failed { cause: "nothing is offered".to_owned() });
-        };
-        let is_gone = |rank: &u32| {
-            let peer = &self.ranks[*rank as usize];
-            peer.dead || peer.task.as_ref().is_none_or(|task| task.span.meeting != span.meeting)
-        };
-        let gone = members.iter().map(|member| member.rank).filter(is_gone).collect();
-        let own_index = members.iter().position(|member| member.rank == rank).unwrap_or(0);
-        let next = members[(own_index + 1) % members.len()].rank;
-        let peer = &self.ranks[next as usize];
-        let Some(ordinal) = segments.first().map(|it| it.ordinal).filter(|_| next != rank) else {
-            return Ok(opening(None, gone));
-        };
-        let (own, theirs) = (state.extent(ordinal), peer.extent(ordinal));
-        let memory = theirs.and_then(|theirs| peer.device.physical(theirs.address));
-        let (Some(own), Some(memory)) = (own, memory) else { return Ok(opening(None, gone)) };
-        let failed = match self.open_memory(rank, &state.device, &memory)? {
-            Ok(mapping) => {
-                let found = state.device.read(mapping.ptr().0)?;
-                ensure!(
-                    found == own.identity,
-                    "rank {rank} opens segment {ordinal} of rank {next}, and finds {found:#x} in it"
-                );
-                None
-            }
-            Err(cause) => Some(cause),
-        };
-        Ok(opening(failed, gone))
     }
 
     /// Waits until the rank's device is idle, see [`Device::rest`]. Before that, a trouble of retirements may give the
@@ -518,16 +435,6 @@ impl World {
     }
 }
 
-/// Returns the outcome of opening the memory of peers, as `sharing::open` does. `gone` are the peers that offer no
-/// memory any more. `failed` describes a failure, and counts only if no peer is gone.
-pub(super) fn opening(failed: Option<String>, gone: Vec<u32>) -> sharing::OpeningOutcome {
-    match failed {
-        _ if !gone.is_empty() => sharing::OpeningOutcome::Alone { gone },
-        Some(cause) => sharing::OpeningOutcome::Failed { cause },
-        None => sharing::OpeningOutcome::Mapped,
-    }
-}
-
 /// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how`, the number in
 /// [`Trouble::MeetsOtherwise`], selects the change. The changes 0, 1, 2 and 4 also change the name of the meeting. They
 /// add 1000 to a number, so that no other meeting of the run has the new name.
@@ -549,7 +456,8 @@ fn differ(how: usize, record: &mut RendezvousRecord) {
         10 => record.bytes += 1,
         11 => record.export.bytes += 1,
         12 => record.offset += 1,
-        13 => record.export.handle = Handle::NONE,
+        // A rank of another process, whose memory has no handle.
+        13 => (record.site.process, record.export.handle) = (2, Handle::NONE),
         14 => record.site.host += 1,
         _ => record.site.unreachable.push(Uuid { low: 0, high: 0 }),
     }

@@ -51,6 +51,7 @@
 //! | `keys` | the keys of meetings that may be left in the store at the end of the run |
 //! | `plans`, `exchanges` | one-sided exchanges, and their state |
 //! | `registration` | windows and plain registration |
+//! | `sharing` | export and opening of memory |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device` | the devices |
 //! | `library`, `communicator` | NCCL: the communicators, and a record of the registered memory |
@@ -59,12 +60,13 @@
 //! | `violation` | the limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! All ranks of a run are in one process, so they open each other's memory as ranks of one process do: they map it
-//! without a file descriptor. The world of gpu-sim that a run uses belongs to one thread, and such a world exports no
-//! file descriptors. The functions `sharing::open` and `Memberships::retire` themselves do not run, because they would
-//! block the only thread of the run: the first waits for the peers' sockets, and the second for a thread that waits for
-//! an idle device. `Device::open` and `Device::rest` take their place. They make the same calls into the driver, and
-//! injected faults can make these calls fail.
+//! All ranks of a run are in one process. They export and open memory with the production code for such ranks,
+//! `sharing::Exports` and `sharing::open_exports`. This code maps memory without a file descriptor. The world of gpu-sim
+//! that a run uses belongs to one thread, and such a world exports no file descriptors. The functions `sharing::open`
+//! and `Memberships::retire` themselves do not run, because they would block the only thread of the run: the first waits
+//! for the sockets of ranks in other processes before it calls `open_exports`, and the second waits for a thread that
+//! waits for an idle device. `Device::rest` takes the place of the second, and makes the same calls into the driver.
+//! Injected faults can make the driver calls of `open_exports` and `Device::rest` fail.
 //!
 //! The simulation leaves out:
 //! - The data of collectives and messages. The simulation only counts them.
@@ -94,6 +96,7 @@ mod registration;
 mod requests;
 mod results;
 mod scenario;
+mod sharing;
 mod store;
 #[cfg(test)]
 mod tests;

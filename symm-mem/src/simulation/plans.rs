@@ -9,18 +9,14 @@ use std::{
 };
 
 use bootstrap::store::Store as _;
-use caching_alloc::core::SegmentSource;
 
 use super::{
-    exchanges::{
-        Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, DrawnTransfer, ExchangePlan, Exchanges, Exchanging,
-        Import,
-    },
-    meetings::opening,
+    exchanges::{Allocation, BUFFERS, CHANNELS, DrawnTransfer, ExchangePlan, Exchanges, Exchanging, Import},
     random::Random,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting},
     scenario::{DEADLINE, LONG_LEASE},
+    sharing::{export, site},
     trouble::Trouble,
     violation::{Violation, bail, ensure},
     work::Work,
@@ -38,7 +34,7 @@ use crate::{
         },
     },
     rendezvous::protocol::SharingReadiness,
-    sharing::{self, Handle, OpeningOutcome, Site, Uuid},
+    sharing::{Exports, OpeningOutcome, Party, Uuid},
 };
 
 /// Draws the transfers of an exchange from `seed`, which is the same on all members. A group of one member has no
@@ -105,6 +101,7 @@ impl World {
         let (number, transfers) = (own.next_number, transfers(seed, &members));
         own.next_number += 1;
         let (mut exports, mut ends, mut lent) = (Vec::<SharedAllocation>::new(), Vec::new(), Vec::new());
+        let mut exported = Exports::new(self.registry.clone());
         let key = format!("exchange/{group}/{number}");
         let slots = own.slots.take(of_rank(&transfers, rank).count());
         let Some(slots) = slots else { bail!("rank {rank} has no slots left") };
@@ -119,12 +116,14 @@ impl World {
             let allocation = self.lent_buffer(rank, group, buffer, fresh)?;
             self.lent.insert((key.clone(), at), Arc::downgrade(&allocation));
             let id = allocation.id;
-            let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
-                let handle = Handle::DESCRIPTOR;
-                let shared = sharing::Export { bytes: BUFFER_BYTES, handle, token: 0 };
-                exports.push(SharedAllocation { id, shared });
-                exports.len() - 1
-            });
+            let at = match exports.iter().position(|export| export.id == id) {
+                Some(at) => at,
+                None => {
+                    let shared = export(&mut exported, &allocation.device, allocation.memory.address)?;
+                    exports.push(SharedAllocation { id, shared });
+                    exports.len() - 1
+                }
+            };
             lent.push(allocation);
             let part = part.counterpart();
             let pieces = vec![MemoryPiece { export: at as u32, offset, bytes }];
@@ -142,7 +141,7 @@ impl World {
             plan: name.to_string(),
             generation: own.plans.entry(name).or_default().generations.next(),
             readiness: SharingReadiness::Ready,
-            site: Site::simulated(rank),
+            site: site(rank),
             channels: CHANNELS as u32,
             exports,
             held: open.into_iter().map(|(peer, id)| Held { peer, id }).collect(),
@@ -154,6 +153,7 @@ impl World {
         {
             differ(how, &mut record);
         }
+        self.exports.insert(rank, exported);
         let machine = self.agreement(rank, key.clone(), members, deadline, record)?;
         let opened = Open::new();
         let exchanging = Exchanging { group, name, key, slots, ends, lent, held, opened, transfers };
@@ -177,11 +177,8 @@ impl World {
         }
         state.allocations += 1;
         let id = identity(state.allocations, [state.pool.id(), state.twin]);
-        let device = own.device.clone();
-        let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
         let mark = u64::from(rank) << 32 | state.allocations;
-        device.write(memory.address, mark)?;
-        let allocation = Arc::new(Allocation { id, memory, mark, device });
+        let allocation = Arc::new(Allocation::new(&own.device, id, mark)?);
         self.allocations.insert((rank, id), Arc::downgrade(&allocation));
         own.buffers.insert(buffer, allocation.clone());
         Ok(allocation)
@@ -194,32 +191,35 @@ impl World {
         rank: u32,
         agreement: &protocol::Agreement,
     ) -> Result<OpeningOutcome, Violation> {
-        let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
+        let records = &agreement.records;
+        let Some(own) = records.iter().position(|record| record.rank == rank) else {
             return Ok(OpeningOutcome::Failed { cause: "it is none of them".to_owned() });
         };
-        let (mut opened, mut gone, mut failed) = (Open::new(), Vec::new(), None);
-        for peer in agreement.records.iter().filter(|peer| peer.rank != rank) {
-            for export in missing(peer, me).into_iter().filter_map(|at| peer.exports.get(at)) {
-                let key = (peer.rank, export.id);
-                if self.ranks[peer.rank as usize].dead {
-                    gone.push(peer.rank);
-                } else if let Some(memory) = self.allocations.get(&key)
-                    && let Some(lent) = memory.upgrade()
-                    && let Some(physical) = lent.device.physical(lent.memory.address)
-                {
-                    match self.open_memory(rank, &self.ranks[rank as usize].lending, &physical)? {
-                        Ok(mapping) => _ = opened.insert(key, Arc::new(Import(memory.clone(), mapping))),
-                        Err(cause) => failed = Some(cause),
-                    }
-                }
-            }
+        let parties: Vec<Party<'_>> = records
+            .iter()
+            .map(|ExchangeRecord { rank, site, exports, .. }| Party {
+                rank: *rank,
+                site,
+                exports: exports.iter().map(|export| &export.shared).collect(),
+            })
+            .collect();
+        let wanted = |from: usize, to: usize| missing(&records[from], &records[to]);
+        let opened =
+            match self.open_exports(rank, &self.ranks[rank as usize].lending, own, &parties, wanted)? {
+                Ok(opened) => opened,
+                Err(outcome) => return Ok(outcome),
+            };
+        let mut imports = Open::new();
+        for ((at, number), imported) in opened {
+            let key = (records[at].rank, records[at].exports[number].id);
+            let lent = self.allocations.get(&key).cloned().unwrap_or_default();
+            imports.insert(key, Arc::new(Import(lent, imported)));
         }
-        let outcome = opening(failed, gone);
         let work = self.rank(rank).task.as_mut().map(|task| &mut task.work);
-        if let (OpeningOutcome::Mapped, Some(Work::Exchange { exchanging, .. })) = (&outcome, work) {
-            exchanging.opened = opened;
+        if let Some(Work::Exchange { exchanging, .. }) = work {
+            exchanging.opened = imports;
         }
-        Ok(outcome)
+        Ok(OpeningOutcome::Mapped)
     }
 
     /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. The route of a transfer names the
@@ -321,11 +321,11 @@ impl World {
             );
             let Some(RemotePiece { id, .. }) = remote.first().copied() else { continue };
             let import = plan.imports.get(&(number, id));
-            let Some((Import(_, mapping), lent)) = import.and_then(|it| Some((&**it, it.0.upgrade()?)))
+            let Some((Import(_, imported), lent)) = import.and_then(|it| Some((&**it, it.0.upgrade()?)))
             else {
                 bail!("{at}: {id} of rank {number} was given back");
             };
-            let found = self.ranks[rank as usize].lending.read(mapping.ptr().0)?;
+            let found = self.ranks[rank as usize].lending.read(imported.base().0)?;
             ensure!(found == lent.mark, "{at}: {id} of rank {number} has {found:#x} in its memory");
         }
         Ok(())
@@ -412,6 +412,7 @@ impl World {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {
             let rank = state.number;
+            state.persistent.clear();
             for (group, own) in mem::take(&mut state.exchanges) {
                 let kept: usize = own.quarantine.iter().map(|plan| plan.slots.len()).sum();
                 let (open, free, running) = (own.handles.count(), own.slots.free(), own.leases.len());

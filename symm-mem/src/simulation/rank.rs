@@ -18,7 +18,7 @@ use process_group::{
 
 use super::{
     device::Device,
-    exchanges::Exchanges,
+    exchanges::{Allocation, Exchanges},
     library::{Extent, Life},
     random::Random,
     results::{Kind, Meeting, Span},
@@ -73,8 +73,8 @@ pub(super) struct Membership {
     /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
     pub(super) kept: Option<Arc<PoolMemory>>,
     /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
-    /// the mapping (counted by `rendezvous`), and the [identities](super::world::RendezvousMemory::identity) that the
-    /// rank has read from the mapped memory.
+    /// the mapping (counted by `rendezvous`), and the [numbers](super::work::Work::Meet::identity) that the rank has
+    /// read from the start of the mapped memory.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -208,7 +208,10 @@ pub(super) struct Rank {
     /// The simulated device memory of exchanges: the rank allocates here the memory that it lends, and maps here the
     /// memory that peers lend.
     pub(super) lending: Arc<Device>,
-    /// The number of allocations that the rank has made on `lending`.
+    /// The persistent allocations that the rank has offered in rendezvous, by id. They are on `lending`, and begin with
+    /// the id.
+    pub(super) persistent: BTreeMap<u64, Allocation>,
+    /// The number of allocations that the rank has made on `lending` for exchanges.
     pub(super) allocations: u64,
     /// The number of the rank's next agreement on a length.
     pub(super) lengths: u64,
@@ -290,6 +293,7 @@ impl Rank {
             groups: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             lending: Arc::new(lending),
+            persistent: BTreeMap::new(),
             allocations: 0,
             lengths: 0,
             retirements: 0,

@@ -131,10 +131,12 @@ pub(super) enum Work {
         mapping: MappingKey,
         /// The number of this rendezvous in its group.
         number: u64,
-        /// The key of this rank's entry in [`World::offers`](super::world::World::offers).
-        token: u64,
-        /// The [identities](super::world::RendezvousMemory::identity) that this rank has read from the peers' memory,
-        /// to check that it has mapped the right memory. `None` until this rank has mapped the memory of all peers.
+        /// The number with which this rank's memory begins: the [identity](super::library::Extent::identity) of the
+        /// segment, or the id of the persistent allocation. It must be equal on all members of a rendezvous that
+        /// succeeds.
+        identity: u64,
+        /// The numbers that this rank has read from the start of the peers' memory, to check that it has mapped the
+        /// right memory. `None` until this rank has mapped the memory of all peers.
         peers: Option<Vec<u64>>,
     },
 }

@@ -11,12 +11,11 @@ use std::{
     collections::{BTreeMap, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
     ops::Range,
-    sync::Weak,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use bootstrap::store::{Store as _, machine::ClientId};
-use cuda_driver::vmm::PhysicalMemory;
 
 use super::{
     device::{self, Devices},
@@ -33,8 +32,10 @@ use super::{
     work,
 };
 use crate::{
-    agreement::meeting_id::generation_key, exchange::protocol::AllocationId,
+    agreement::meeting_id::generation_key,
+    exchange::protocol::AllocationId,
     rendezvous::protocol::RendezvousRecord,
+    sharing::{Exports, LocalRegistry},
 };
 
 #[derive(Debug)]
@@ -65,17 +66,6 @@ pub(super) enum Event {
     Noticed(u32, u32),
 }
 
-/// Memory that a rank offers to its peers in a rendezvous.
-pub(super) struct RendezvousMemory {
-    pub(super) rank: u32,
-    /// A number that must be equal on all members of a rendezvous that succeeds: the [identity](Extent::identity) of
-    /// the offered segment, or the id of the persistent allocation.
-    pub(super) identity: u64,
-    /// The memory of the segment. It begins with `identity`, so that a peer can check that it has mapped the same
-    /// segment as its own. `None` for a persistent allocation, which the simulation does not allocate.
-    pub(super) memory: Option<PhysicalMemory>,
-}
-
 pub(super) struct World {
     pub(super) scenario: Scenario,
     pub(super) random: Random,
@@ -95,9 +85,11 @@ pub(super) struct World {
     /// the members' common decision after the registration. Each entry has the key of the verdict, the rank, and the
     /// token of its request.
     pub(super) watched: Vec<(String, u32, u64)>,
-    /// The memory that ranks offer in their current rendezvous. The key is the token of the `export` in the rank's
-    /// record. It is a random number of its own, not the token of a request.
-    pub(super) offers: HashMap<u64, RendezvousMemory>,
+    /// The registry in which the ranks find each other's exported memory.
+    pub(super) registry: Arc<LocalRegistry>,
+    /// The memory that ranks export in their current meetings, by rank. A rank that is dead or has ended its meeting
+    /// exports nothing.
+    pub(super) exports: BTreeMap<u32, Exports>,
     /// The allocations that ranks lend to each other in exchanges, by lender and id. The entry of a freed allocation
     /// remains, with a reference that cannot be upgraded.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
@@ -181,7 +173,8 @@ impl World {
             outage: None,
             library,
             watched: Vec::new(),
-            offers: HashMap::new(),
+            registry: Arc::default(),
+            exports: BTreeMap::new(),
             allocations: HashMap::new(),
             lent: HashMap::new(),
             ended: Vec::new(),
@@ -333,6 +326,7 @@ impl World {
         match trouble {
             Trouble::Killed(at) if at == steps => {
                 state.dead = true;
+                self.exports.remove(&rank);
                 tell!(self, "rank {rank} dies");
                 self.break_links(rank, true)?;
                 if let Some(after) = self.scenario.noticed {

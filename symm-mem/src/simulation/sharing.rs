@@ -1,0 +1,142 @@
+//! Exports the memory of ranks in their meetings, and opens the memory that other members export.
+
+use std::collections::HashMap;
+
+use cuda_driver::sys::CUresult;
+
+use super::{
+    device::{Device, Devices},
+    rank::Task,
+    trouble::Trouble,
+    violation::{Violation, bail, ensure},
+    work::{Answer, Work},
+    world::World,
+};
+use crate::{
+    SymmetricPool,
+    agreement::{Agreed, MemberMemory, OfferedMemory, PeerMappings, PeerOffer, Segment},
+    rendezvous::protocol::RendezvousRecord,
+    sharing::{self, Export, Exports, Imported, OpeningOutcome, Party, Shareable, Site},
+};
+
+/// Opened memory, by the indices of the party and of its export.
+type Opened = HashMap<(usize, usize), Imported>;
+
+impl World {
+    /// Opens the memory that the other members export in `records`, and reads the number at the start of each. Schedules
+    /// the outcome and the numbers as an answer for the rank's state machine.
+    pub(super) fn share(
+        &mut self,
+        rank: u32,
+        token: u64,
+        records: &[RendezvousRecord],
+    ) -> Result<(), Violation> {
+        let device = self.ranks[rank as usize].device.clone();
+        let own = records.iter().position(|record| record.rank == rank).unwrap_or(0);
+        let parties: Vec<Party<'_>> = records
+            .iter()
+            .map(|it| Party { rank: it.rank, site: &it.site, exports: vec![&it.export] })
+            .collect();
+        let answer = match self.open_exports(rank, &device, own, &parties, |_, _| vec![0])? {
+            Ok(opened) => {
+                let imported = (0..records.len()).filter_map(|peer| opened.get(&(peer, 0)));
+                let numbers = imported.map(|imported| device.read(imported.base().0));
+                Answer::Shared(OpeningOutcome::Mapped, Some(numbers.collect::<Result<_, _>>()?))
+            }
+            Err(outcome) => Answer::Shared(outcome, None),
+        };
+        self.answer_soon(rank, token, answer);
+        Ok(())
+    }
+
+    /// Opens memory of the other members for `device`, by [`sharing::open_exports`]. Under [`Trouble::CannotMap`], this
+    /// fails in the culprit's driver.
+    pub(super) fn open_exports(
+        &self,
+        rank: u32,
+        device: &Device,
+        own: usize,
+        parties: &[Party<'_>],
+        wanted: impl Fn(usize, usize) -> Vec<usize>,
+    ) -> Result<Result<Opened, OpeningOutcome>, Violation> {
+        let Some(exports) = self.exports.get(&rank) else { bail!("rank {rank} opens memory in no meeting") };
+        let devices = self.devices.as_ref().filter(|_| self.scenario.trouble_of(rank) == Trouble::CannotMap);
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY.0;
+        devices.map_or(Ok(()), |it| it.fail_next("cuMemMap", code))?;
+        let name = |_, number| format!("export {number}");
+        let none = HashMap::new();
+        let opened = sharing::open_exports(device.context(), exports, own, parties, wanted, name, none);
+        devices.into_iter().for_each(Devices::fail_no_more);
+        Ok(opened)
+    }
+
+    /// Opens some of the memory that the members of a commit export in `agreed`, and returns the outcome.
+    ///
+    /// To save computing time, the rank maps only one segment: the first new segment of the next member. From the
+    /// mapping, it reads the segment's identity, which must be that of its own segment with this ordinal.
+    pub(super) fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<OpeningOutcome, Violation> {
+        let state = &self.ranks[rank as usize];
+        let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, .. })) =
+            (&agreed.peers, &state.task)
+        else {
+            return Ok(OpeningOutcome::Failed { cause: "nothing is offered".to_owned() });
+        };
+        let parties: Vec<Party<'_>> = members
+            .iter()
+            .map(|MemberMemory { rank, memory }| Party {
+                rank: *rank,
+                site: &memory.site,
+                exports: memory.exports(),
+            })
+            .collect();
+        let own = members.iter().position(|member| member.rank == rank).unwrap_or(0);
+        let wanted = |from, to| if from == (to + 1) % members.len() { vec![0] } else { Vec::new() };
+        let opened = match self.open_exports(rank, &state.device, own, &parties, wanted)? {
+            Ok(opened) => opened,
+            Err(outcome) => return Ok(outcome),
+        };
+        let own = segments.first().and_then(|first| state.extent(first.ordinal));
+        for ((next, _), imported) in &opened {
+            let found = state.device.read(imported.base().0)?;
+            ensure!(
+                own.is_some_and(|own| own.identity == found),
+                "rank {rank} opens a segment of rank {}, and finds {found:#x} in it, expected {own:x?}",
+                members[*next].rank
+            );
+        }
+        Ok(OpeningOutcome::Mapped)
+    }
+}
+
+/// The site of a rank. All ranks are in one process.
+pub(super) fn site(rank: u32) -> Site {
+    Site { process: 1, ..Site::simulated(rank) }
+}
+
+/// Exports the memory of `device` that begins at `address`.
+pub(super) fn export(exports: &mut Exports, device: &Device, address: u64) -> Result<Export, Violation> {
+    let Some(memory) = device.physical(address) else { bail!("there is no memory at {address:#x}") };
+    let bytes = memory.bytes();
+    exports.add(Shareable::Virtual(memory), bytes).map_err(Violation)
+}
+
+/// Exports the new segments of a commit. The ranks have no signal pads.
+pub(super) fn offered(
+    rank: u32,
+    pool: &SymmetricPool,
+    device: &Device,
+    new: &[Segment],
+    exports: &mut Exports,
+) -> PeerOffer {
+    let arena = pool.memory().arena();
+    let export = |it: &Segment| {
+        let memory = arena.segments().get(it.ordinal as usize).map(|segment| segment.memory);
+        export(exports, device, memory.map_or(0, |memory| memory.address))
+    };
+    match new.iter().map(export).collect() {
+        Ok(segments) => {
+            PeerOffer::Offered { memory: OfferedMemory { site: site(rank), next: 0, pad: None, segments } }
+        }
+        Err(Violation(cause)) => PeerOffer::Missing { cause },
+    }
+}
