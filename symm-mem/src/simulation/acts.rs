@@ -16,8 +16,9 @@ use super::{
 use crate::{RegistrationState, agreement::PoolId, symmetric_pool::several};
 
 impl World {
-    /// Executes the next action of the rank's program, if there is one. Then schedules the action after it, unless the
-    /// executed action begins a meeting: in that case, the end of the meeting schedules it.
+    /// Executes the next action of the rank's program, if there is one. Then schedules the action after it. Exception:
+    /// if the executed action begins a meeting, or a store request with
+    /// [`Goal::Resume`](super::requests::Goal::Resume), the end of the meeting or request schedules the next action.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -142,7 +143,7 @@ impl World {
     /// Creates a group on a rank, and joins its communicator. If the rank already has the group, first aborts the
     /// rank's communicator of the old group. In that case, `epoch` selects how the new group differs from the old one:
     ///
-    /// - True: the new group has the next epoch.
+    /// - True: the new group has the next epoch. Its commits are counted from 0 again.
     /// - False: the new group has the same id and is the next [life](Life) of this id. It continues the count of the
     ///   group's commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
@@ -165,7 +166,8 @@ impl World {
         Ok(())
     }
 
-    /// Counts a message as sent or received, if this rank is its sender or receiver and the group is not poisoned.
+    /// Counts a message as sent or received, if this rank is its sender or receiver and the group is not poisoned on
+    /// this rank.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let Rank { pool, groups, .. } = self.rank(rank);
         let membership = groups.get_mut(&group).filter(|it| pool.poison(it.id).is_none());
@@ -177,10 +179,11 @@ impl World {
         }
     }
 
-    /// Simulates a collective of a group on a block, unless the group is poisoned. Counts the collective, and records
-    /// how it accesses the block, so that the [oracle](super::oracle) can compare the members. `site` identifies the
-    /// collective. Checks that the pool and the record of the [library](super::library) agree on how the block is
-    /// registered. If the block is in a window, checks the window by [`check_window`](Self::check_window).
+    /// Simulates a collective of a group on the rank's block with index `nth` modulo the number of its blocks. Does
+    /// nothing if the group is poisoned. Counts the collective, and records how it accesses the block, so that the
+    /// [oracle](super::oracle) can compare the members. `site` identifies the collective. Checks that the pool and the
+    /// record of the [library](super::library) agree on how the block is registered. If the block is in a window,
+    /// checks the window by [`check_window`](Self::check_window).
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let membership = state.groups.get_mut(&group).filter(|it| state.pool.poison(it.id).is_none());
@@ -217,8 +220,8 @@ impl World {
     }
 
     /// Checks the window of `rank` with this [serial](super::library). `own` is the window's memory on this rank. All
-    /// members that have not left must have registered the same segments in their window with this serial, and `rank`
-    /// must reach the memory of the next member through the window.
+    /// members that have not left the communicator must have registered the same segments in their windows with this
+    /// serial. Through its window, `rank` must reach the memory of the next member, if the library tells its address.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

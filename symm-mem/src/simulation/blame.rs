@@ -17,7 +17,8 @@ use crate::{
     rendezvous::RendezvousRefusal,
 };
 
-/// The circumstances of a meeting that has failed.
+/// The circumstances of a meeting whose result reports a refusal or a poisoned group. They decide whether the trouble
+/// explains this result.
 struct Circumstances<'a> {
     world: &'a World,
     kind: Kind,
@@ -26,22 +27,23 @@ struct Circumstances<'a> {
     members: Vec<u32>,
     /// The culprit is a member.
     inside: bool,
-    /// The trouble may concern the members: the culprit is a member and has peers. Also true for every retirement.
+    /// The trouble may concern the other members. True if the culprit is a member and there are others, and for every
+    /// retirement.
     affected: bool,
-    /// The culprit did not learn the result of a retirement or of an agreement on a length. So it has not retired the
-    /// segments, or has not allocated, although the others may have done so.
+    /// In this run, the culprit did not learn the result of a retirement or of an agreement on a length. So it has not
+    /// retired the segments, or has not allocated, although the other ranks may have done so.
     missed_change: bool,
     /// The histories of the ranks' pools may differ.
     pools_may_differ: bool,
-    /// The culprit did not learn the result of a commit, plain registration or retirement, which has poisoned groups on
-    /// it. It then enqueues nothing more on these groups, while the others do.
+    /// In this run, the culprit did not learn the result of a commit, a plain registration or a retirement. This has
+    /// poisoned groups on the culprit. So it enqueues nothing more on these groups, while the other members do.
     culprit_stopped: bool,
 }
 
 impl World {
     /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
-    /// this. If the result blames a rank, checks that this rank is the culprit. A few causes do not depend on the
-    /// trouble, see [the invariants](super::oracle).
+    /// this, or one of the few causes that do not depend on the trouble (see [the invariants](super::oracle)). In most
+    /// of these checks, a rank that the result blames must be the culprit.
     pub(super) fn judge_blame(
         &self,
         kind: Kind,
@@ -77,12 +79,11 @@ impl World {
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if the trouble explains why these ranks are missing in a meeting.
-    ///
-    /// If the trouble makes no rank lose the store, it must delay ranks, or all missing ranks must have [come
-    /// late](Self::came_late). Otherwise, one of these must hold:
+    /// Returns true if there is a reason why these ranks are missing in a meeting:
+    /// - All of them [came late](Self::came_late).
+    /// - The trouble delays ranks, and makes no rank lose the store.
+    /// - The trouble is [`Trouble::CutOff`], and all of them except the culprit came late.
     /// - The trouble is [`Trouble::CutOff`], and the circle of waits contains the culprit.
-    /// - All missing ranks came late. Under [`Trouble::CutOff`], the culprit need not have come late.
     fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
         let trouble = self.scenario.trouble;
         if !trouble.loses_store() {
@@ -170,7 +171,7 @@ impl<'a> Circumstances<'a> {
                 || self.world.may_be_late(self.told, missing, circle))
     }
 
-    /// Returns true if the culprit alone is `missing`, and the trouble can make the members [lose its
+    /// Returns true if the culprit alone is `missing`, and the trouble can make the other members [miss its
     /// outcome](Trouble::loses_outcome).
     fn is_lost(&self, missing: &[u32]) -> bool {
         self.world.scenario.trouble.loses_outcome() && missing == [self.world.scenario.culprit]
@@ -226,9 +227,9 @@ impl<'a> Circumstances<'a> {
             },
             Poison::StoreLost { rank, .. } => self.inside && *rank == culprit && self.culprit_stopped,
             Poison::RegistrationBlocked { .. } => self.affected && trouble.blocks_registration(),
-            // Possible if the culprit has skipped a commit without counting it, and then creates the group again. Its
-            // committed log is then empty, and its next commit has the number of the skipped commit. The other members
-            // may still wait in that commit, with the committed log of the old group.
+            // Possible if the culprit has skipped a commit without counting it, and then creates the group again. On
+            // the culprit, the committed log of the group is then empty, and the next commit has the number of the
+            // skipped commit. The other members may still wait in that commit, with the committed log of the old group.
             // Also possible for a group that is created after a retirement whose result the culprit did not learn.
             Poison::CommittedLogDiverged { .. } => {
                 self.affected && (trouble == Trouble::Absent || self.missed_change)
@@ -241,7 +242,7 @@ impl<'a> Circumstances<'a> {
         }
     }
 
-    /// Returns true if the circumstances explain the refusal of a commit, a retirement or a length.
+    /// Returns true if the circumstances explain the refusal of a commit, a retirement or an agreement on a length.
     fn explain_refusal(&self, refusal: &Refusal) -> bool {
         let (trouble, culprit) = (self.world.scenario.trouble, self.world.scenario.culprit);
         match refusal {

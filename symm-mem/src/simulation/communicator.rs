@@ -23,6 +23,7 @@ use super::violation::Violation;
 /// NCCL's handle of memory that `ncclCommRegister` has registered.
 pub(super) type Registration = *mut c_void;
 
+/// One member's side of the communicator of a group.
 #[derive(Debug)]
 pub(super) struct Communicator {
     api: Api,
@@ -42,8 +43,8 @@ pub(super) fn begin(name: &str, job: impl FnOnce() + Send + 'static) -> Result<(
 }
 
 impl Communicator {
-    /// Makes the communicator of a group, and returns one handle of it for each member. `members` are the contexts of
-    /// the members' devices.
+    /// Makes the communicator of a group. `members` are the contexts of the members' devices. Returns the members'
+    /// sides of the communicator, in the same order.
     pub(super) fn make(api: &Api, members: &[Context]) -> Result<Vec<Self>, Violation> {
         let mut id = ncclUniqueId::default();
         // SAFETY: NCCL writes one id to `id`.
@@ -135,11 +136,12 @@ impl Communicator {
     }
 }
 
-/// Registers windows in one NCCL group. Each entry of `memory` is an address and a length in bytes. Returns the handles
-/// of the windows, in the same order, or a description of NCCL's error.
+/// Registers windows between one `ncclGroupStart` and `ncclGroupEnd`. Each entry of `memory` is an address and a length
+/// in bytes. Returns the handles of the windows, in the same order, or a description of NCCL's error.
 fn windows(api: &Api, communicator: ncclComm_t, memory: &[(u64, u64)]) -> Result<Vec<usize>, String> {
     let mut windows: Vec<ncclWindow_t> = vec![ptr::null_mut(); memory.len()];
-    // SAFETY: `windows` outlives the group, in which NCCL writes the handles. gpu-sim checks the memory.
+    // SAFETY: `windows` lives until after `group_end`, the last call in which NCCL writes the handles. gpu-sim checks
+    // the memory.
     let called = unsafe {
         api.group_start().map_err(|error| error.to_string())?;
         let flags = nccl_sys::NCCL_WIN_COLL_SYMMETRIC as c_int;

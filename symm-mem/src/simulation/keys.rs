@@ -13,14 +13,14 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     pub(super) repeated: BTreeSet<String>,
-    /// The last successful meeting of each pool and purpose. All members took part in it. The key is the name of the
-    /// meeting without its number: the domain, the pool and the purpose, which is retirement, length (of an
-    /// allocation), or a commit for one group. The value is the number.
+    /// The last successful meeting of each pool and purpose. All members took part in it. A purpose is: to retire
+    /// segments, to agree on the length of an allocation, or to commit for one group. The map's key is the name of the
+    /// meeting without its number: the domain, the pool and the purpose. The value is the number.
     met: BTreeMap<String, u64>,
 }
 
 impl Keys {
-    /// Records that all members have taken part in the meeting with this name.
+    /// Records that the meeting with this name has succeeded, so all members have taken part in it.
     pub(super) fn meet(&mut self, name: &str) {
         if let Some((subject, round)) = name.rsplit_once('/')
             && let Ok(round) = round.parse()
@@ -65,7 +65,7 @@ impl Keys {
                 // length have the ranks of the domain as members.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
                 // The member list and the result of a retirement, or of an agreement on a length, stay until the next
-                // meeting of the same purpose removes them. So those of the last one may stay.
+                // meeting of the same purpose removes them. So those of the last meeting of a purpose may stay.
                 ["symm", _, "0", "retire" | "length", _, "members" | "records", ..] => {
                     self.is_of_earlier(key)
                 }

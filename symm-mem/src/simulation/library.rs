@@ -80,7 +80,7 @@ struct MemberState {
     calls: Vec<WindowCall>,
     /// The member's windows by serial. The handle is `None` after the window has been deregistered.
     windows: Vec<(Extent, Option<usize>)>,
-    /// The serials of the windows that [`Library::deregister`] has deregistered, in this order.
+    /// The serials of the windows that [`Library::deregister`] has deregistered, in the order of these calls.
     deregistered: Vec<u64>,
     /// Memory registered by [`Library::register_plainly`].
     plain: Vec<(Extent, Registration)>,
@@ -163,14 +163,14 @@ impl Library {
         Ok(())
     }
 
-    /// Aborts a rank's communicator, which ends its windows and plain registrations.
+    /// Aborts a rank's side of a communicator. This ends the rank's windows and plain registrations in it.
     pub(super) fn leave(&mut self, group: Life, rank: u32) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         side.gone = true;
         side.communicator.take().map_or(Ok(()), Communicator::abort)
     }
 
-    /// Aborts all communicators of a rank.
+    /// Makes a rank [leave](Self::leave) all its communicators.
     pub(super) fn leave_all(&mut self, rank: u32) -> Result<(), Violation> {
         let groups: Vec<Life> = self.communicators.keys().copied().collect();
         groups.into_iter().try_for_each(|group| self.leave(group, rank))
@@ -361,9 +361,9 @@ impl Library {
         }
     }
 
-    /// If a communicator can still access the `bytes` bytes at `address` of `rank`, returns its group, and the member
-    /// whose registration gives the access. For a plain registration, this member is `rank`. For a window, it can be
-    /// any member, because each member's window maps the memory of all members.
+    /// If a communicator can still access any of the `bytes` bytes at `address` of `rank`, returns two values: its
+    /// group, and the member whose registration gives the access. For a plain registration, this member is `rank`. For
+    /// a window, it can be any member, because each member's window maps the memory of all members.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
             // If the rank has left, its registrations have ended.

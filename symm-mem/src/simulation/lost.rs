@@ -7,10 +7,12 @@
 //! - A rank that reports a failure of the store is [in doubt](bootstrap::agreement) if it has asked the store to store
 //!   its record. It then poisons all groups whose windows may depend on the result, and its error says so. Otherwise it
 //!   poisons no group.
-//! - If the store has no record from such a rank, the other members wait in vain, and their refusal names the rank. If
-//!   the members get a result that does not report missing records, such a rank has asked the store to store its
-//!   record.
-//! - No other member is reported as missing, except one that came late because it waited for such a rank.
+//! - If the store has no record from a rank that reports a failure of the store, the other members wait in vain for
+//!   this record. Their error names this rank as missing, or reports a circle of waits.
+//! - If the other members get a result that reports no missing records, a rank that reports a failure of the store has
+//!   asked the store to store its record.
+//! - Any other member is reported as missing only if it came late, for example because it waited for a rank that lost
+//!   the store.
 //! - Segments become windows on all members of a group, or on none. A group that is poisoned on one member gets no new
 //!   windows on the others.
 
@@ -75,9 +77,10 @@ impl World {
         };
         let is_in = lost.span.begun < outage.end && outage.start <= lost.ended;
         ensure!(is_in, "it could reach the store at all times of the meeting");
-        // A rank that has posted its record is in doubt. Two exceptions: in the agreement on a plain registration, a
-        // rank is always in doubt, because it has registered before. In a commit, the members may have refused already
-        // and only search for the difference between their pools. Then the rank need not be in doubt.
+        // A rank is in doubt exactly if it has posted its record. Two exceptions: in the agreement on a plain
+        // registration, a rank is always in doubt, because it has registered before. In a commit, the members may have
+        // refused already, and only search for the difference between their pools. Then a rank that has posted its
+        // record need not be in doubt.
         let only_explains = matches!(kind, Kind::Commit(_) | Kind::Second(_))
             && told.iter().all(|it| it.said.refusal().is_some_and(|refusal| refusal.divergence().is_some()));
         let in_doubt = lost.said.is_in_doubt();
@@ -106,8 +109,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks the error and the poison of a rank whose meeting has ended with `said`, a failure of the store. `groups`
-    /// are the groups whose commit logs the meeting uses.
+    /// Checks the error that a rank reports after its meeting has ended with `said`, a failure of the store. Also
+    /// checks the poison of `groups` on this rank, the groups whose commit logs the meeting uses.
     pub(super) fn judge_error(
         &self,
         rank: u32,
@@ -155,9 +158,11 @@ impl World {
         Ok(())
     }
 
-    /// Checks the members that have begun to register windows in a commit: none if the group was poisoned on a member
-    /// before (the commit must then fail), and all if the commit has made windows. `agreed` is the result of the
-    /// commit, or `None` if it has failed.
+    /// Checks which members have begun to register windows in a commit:
+    /// - If the group was poisoned on a member before the end of the commit: no member. The commit must then fail.
+    /// - If the commit has made windows: all members.
+    ///
+    /// `agreed` is the result of the commit, or `None` if it has failed.
     pub(super) fn judge_windows(&self, ended: &[&Ended], agreed: Option<&Agreed>) -> Result<(), Violation> {
         let registered = ended.iter().filter(|it| it.registered).count();
         if let Some(poisoned) = ended.iter().find(|it| it.poisoned[0] > 0) {

@@ -5,11 +5,14 @@
 //! between ranks), and the order of all events. In the program, the ranks allocate and free blocks of a pool, some with
 //! a length on which they agree first. They commit the pool for one or several groups: its segments become windows of
 //! the groups' communicators, or are registered plainly (`ncclCommRegister`) where the library has no windows. The
-//! ranks also capture graphs, enqueue collectives and point-to-point messages, retire segments, and run rendezvous,
-//! exchanges and one-sided transfers. They may create groups late or again. The pools, the group states and the state
-//! machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are those of
-//! `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with the same limits always gives
-//! the same run.
+//! ranks also capture graphs, enqueue collectives and point-to-point messages, and retire segments (free their memory).
+//! They run rendezvous, in which they map each other's memory, and exchanges, in which they agree on plans of one-sided
+//! transfers. They may create groups late or again.
+//!
+//! These parts are production code: the pools, the groups' states, the state machines of meetings, and the server and
+//! the clients of the store ([`bootstrap::store`]). The connections to the store are simulated. The devices and the
+//! library (NCCL) are those of `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with
+//! the same limits always gives the same run.
 //!
 //! All files use these terms:
 //!
@@ -26,7 +29,7 @@
 //! - *Record*, *decision*, *action*, *outcome*, *verdict*: in a meeting, each member posts a record in the store. The
 //!   decision follows from all records, and may ask every member for an action, for example to register windows. Each
 //!   member then posts the outcome of its action. The verdict follows from all outcomes, and may ask for another
-//!   action. See [`bootstrap::agreement`].
+//!   action. See [`bootstrap::agreement`]. The `Action`s of a rank's program are something else.
 //! - *Log* of a pool: the pool's operations in order, such as the placement or the freeing of a block.
 //! - *Poisoned* group: a group whose members may have different windows. Its communicator must be aborted. See
 //!   [`Poison`](crate::Poison).
@@ -35,8 +38,8 @@
 //!   meetings.
 //! - *Phase*: a part of the program. In each phase, the ranks allocate and free blocks and commit the pool for their
 //!   groups. They may also retire segments, or run a rendezvous or an exchange.
-//! - *Step* of a rank: an event that the rank handles. For example, the rank executes an action of its program, or one
-//!   of its calls to the store ends. The steps of a rank are counted from 1.
+//! - *Step* of a rank: an event that the rank handles. For example, the rank executes the next `Action` of its program,
+//!   or one of its calls to the store ends. The steps of a rank are counted from 1.
 //! - *Token* of a rank: a random number that identifies the last request of the state machine of the rank's meeting. It
 //!   changes with every request. An answer with another token belongs to an earlier request, and is ignored.
 //!
@@ -49,7 +52,7 @@
 //! | `network` | the server of the store, and the connections of ranks to it |
 //! | `acts`, `meetings`, `ends` | the execution of programs, and the course and the end of meetings |
 //! | `keys` | the keys of meetings that may be left in the store at the end of the run |
-//! | `plans`, `exchanges` | one-sided exchanges, and their state |
+//! | `plans`, `exchanges` | exchanges and the transfers of their plans, and the state of both |
 //! | `registration` | windows and plain registration |
 //! | `sharing` | export and opening of memory |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
@@ -125,7 +128,7 @@ use crate::lock::lock;
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The number of events of the run.
+    /// The number of events of the run, including events that are no *step* of a rank.
     pub steps: u64,
     /// The visited states of the world, each as a hash, in ascending order. A state consists of the kind of trouble and
     /// the states of all ranks.

@@ -1,10 +1,11 @@
 //! The invariants of a run, which hold under every [trouble](super::trouble). The terms are defined in [`super`].
 //!
 //! - Every live rank ends its program.
-//! - A rank ends each meeting at its deadline, or at most [`FLOORS`](crate::agreement::FLOORS) later. `FLOORS` is the
-//!   sum of the least time limits of all actions after a decision and of the waits for their outcomes. A rank that
-//!   loses the store may repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
-//! - Members of a meeting get the same result, except those that [lose the store](super::lost).
+//! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline. `FLOORS` is the sum of
+//!   the least time limits of all actions after a decision and of the waits for their outcomes. A rank that loses the
+//!   store may repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
+//! - Members of a meeting get the same result. Exceptions: members that [lose the store](super::lost), and retirements
+//!   and agreements on a length under `OtherDomain` (see below).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
 //! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
@@ -13,7 +14,7 @@
 //! - Each refusal has one of these causes:
 //!   - The trouble.
 //!   - A slow store makes a rank late.
-//!   - A retirement names only a part of the segments that share a window.
+//!   - A retirement names some of the segments that share a window, but not all of them.
 //!   - Under a trouble, in a group without the culprit: a member is late because it waited for the culprit.
 //!   - Under a trouble: the devices have little memory, and a poisoned group keeps memory on some ranks. So an
 //!     allocation fails on these ranks only.
@@ -117,7 +118,7 @@ impl World {
         {
             return self.judge_domain(kind, ended);
         }
-        // A rank that has lost the store gets no result.
+        // A rank whose meeting ended with a failure of the store did not learn the members' result.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
         self.judge_lost(kind, ended, &told)?;
         let Some(first) = told.first() else { return Ok(()) };

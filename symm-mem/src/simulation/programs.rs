@@ -23,7 +23,7 @@ pub(super) struct Writer<'a> {
     /// The uids of the groups that the programs written so far create.
     made: Vec<u64>,
     programs: Vec<Vec<Action>>,
-    /// The number of collectives written so far. It numbers the next [`Action::Use`].
+    /// The number of collectives written so far. It is also the `site` of the last [`Action::Use`].
     site: u64,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a phase of the programs: a part with requests to the pool, commits, and sometimes other actions. `bad` is
-    /// true in exactly one phase of the run. A trouble that concerns a single phase occurs in it.
+    /// true in exactly one phase of the run. A trouble that concerns a single phase occurs in that phase.
     fn phase(&mut self, phase: u64, bad: bool) {
         self.make_groups(phase);
         self.requests(bad);
@@ -207,8 +207,9 @@ impl<'a> Writer<'a> {
         let absent = bad && self.trouble == Trouble::Absent;
         let skips = bad && self.trouble == Trouble::Skips;
         let together = self.random.one_in(2) && !swapped && !absent && !skips;
-        // A member for which nothing is new skips a commit without `verify`. If the trouble can make the members' pools
-        // or commits differ, only some members might skip. So under such a trouble, all commits have `verify`.
+        // A member skips a commit without `verify` if the pool has nothing new for the group. If the trouble can make
+        // the members' pools or commits differ, only some members might skip. So under such a trouble, all commits have
+        // `verify`.
         let differs = self.trouble.delays() || self.trouble.makes_pools_differ();
         let verify = self.aside.one_in(2) || differs;
         for rank in 0..self.programs.len() {

@@ -110,8 +110,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks the conditions under which the ranks whose calls have succeeded may register windows together. gpu-sim
-    /// does not check them. If one is not met, the real NCCL would hang or fail in this registration.
+    /// Checks conditions that the real NCCL has for window registrations, but gpu-sim does not check. If one of the
+    /// calls that have succeeded breaks a condition, it would hang or fail in the real NCCL.
     fn may_register(&self, ended: &[EndedCall]) -> Result<(), Violation> {
         for EndedCall { group, rank, bytes, .. } in ended.iter().filter(|call| call.serials.is_ok()) {
             // The device with the most memory determines the address space of all members. Each rank computes the space
@@ -178,9 +178,9 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// Registers segments by `ncclCommRegister`, and begins the agreement on whether all members keep these
-    /// registrations. This agreement takes its number, epoch and time limit from `commit`, the commit that left the
-    /// segments without windows.
+    /// Registers segments by `ncclCommRegister`, all or none: if one fails, undoes those before it. Then begins the
+    /// agreement on whether all members keep these registrations. This agreement takes its number, epoch and time limit
+    /// from `commit`, the commit that left the segments without windows.
     pub(super) fn register_plainly(
         &mut self,
         rank: u32,
@@ -222,8 +222,9 @@ impl World {
     }
 
     /// Ends the agreement on plain registration for a rank. If the members have agreed to undo their registrations,
-    /// deregisters the segments that the rank has registered. Checks that the pool reports the segments as `Registered`
-    /// if the members keep their registrations, else as `Agreed`.
+    /// deregisters the segments that the rank has registered. If the group is poisoned, leaves its communicator. Unless
+    /// the agreement has failed, checks that the pool reports the segments as `Registered` if the members keep their
+    /// registrations, else as `Agreed`.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,

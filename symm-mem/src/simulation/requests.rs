@@ -37,7 +37,7 @@ impl StoreRequest {
     }
 }
 
-/// The continuation after the answer to a rank's request to the store.
+/// How the simulation continues after the answer to a rank's request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
     /// The answer goes to the state machine of the rank's [meeting](super). The number is the token of the request.

@@ -70,7 +70,9 @@ pub(super) enum MeetingResult {
     Commit(Result<Agreed, agreement::Ending>),
     Plain(Result<Plain, agreement::Ending>),
     Retire(Result<Retired, agreement::Ending>),
+    /// The agreed length in bytes.
     Length(Result<u64, agreement::Ending>),
+    /// The number of the rendezvous that has mapped the peers' memory: this one or an earlier one.
     Meet(Result<u64, protocol::RendezvousEnding>),
     Exchange(Result<exchange::Agreement, exchange::ExchangeEnding>),
 }
@@ -174,8 +176,8 @@ impl MeetingResult {
         )
     }
 
-    /// If the meeting has failed because records were missing, returns the members whose records were missing, and
-    /// whether the failure also reports that ranks wait for each other in a circle.
+    /// If the meeting has failed because records were missing, returns two values: the members whose records were
+    /// missing, and whether the failure also reports that ranks wait for each other in a circle.
     pub(super) fn missing(&self) -> Option<(Vec<u32>, bool)> {
         if let Some(Refusal::SyncTimeout { missing, circle, .. }) = self.refusal() {
             return Some((missing.iter().map(|it| it.rank).collect(), !circle.is_empty()));
@@ -210,8 +212,8 @@ impl MeetingResult {
         }
     }
 
-    /// Returns the refusal of a meeting about a pool. For a commit that has succeeded, this is the reason why it has
-    /// left segments pending.
+    /// Returns the refusal of a meeting about a pool, if there is one. For a commit that has succeeded, this is the
+    /// reason why it has left segments pending (committed only those before them).
     pub(super) fn refusal(&self) -> Option<&Refusal> {
         match (self, self.failed()) {
             (MeetingResult::Commit(Ok(agreed)), _) => agreed.pending.as_ref(),

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{programs::Writer, random::Random, trouble::Trouble, violation::Limits};
 use crate::agreement::WindowSupport;
 
-/// The normal deadline of a meeting, counted from its start on each rank.
+/// The normal deadline of a meeting, counted on each rank from the time at which it begins the meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// Under [`Trouble::ShortDeadline`], the deadline of meetings on all ranks except the culprit, in place of
 /// [`DEADLINE`]. The culprit has the trouble's deadline, which is shorter. Commits of the second pool, and the commits
@@ -62,6 +62,7 @@ pub(super) enum Action {
         group: u64,
     },
     /// Commits the first pool for several groups, in the order of the groups' uids, as the function `commit_all` does.
+    /// For the other fields, see [`Commit`](Self::Commit).
     CommitAll {
         groups: Vec<u64>,
         last: bool,
@@ -94,9 +95,10 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in some segments, and then retires these segments. They are `count` consecutive entries,
-    /// from index `nth` on, of the list of segments that are not retired yet. Indexes count modulo the length of the
-    /// list. If the list is shorter than `count`, the action retires all of its segments.
+    /// Frees the rank's blocks in some segments, and then retires these segments (frees their memory on all ranks).
+    /// They are `count` consecutive entries, from index `nth` on, of the list of segments that are not retired yet.
+    /// Indexes count modulo the length of the list. If the list is shorter than `count`, the action retires all of its
+    /// segments.
     Retire {
         nth: u64,
         count: u64,
@@ -178,8 +180,8 @@ pub(super) struct Scenario {
     /// if they never report it.
     pub(super) noticed: Option<u64>,
     /// The time in µs that peers have to close the memory that a rank lends them for a plan. It begins when the rank
-    /// drops the plan, or when the plan's exchange ends on the rank without an agreed result. If a peer needs longer,
-    /// the rank keeps the memory until the end of the run.
+    /// drops the plan, or when the plan's exchange ends on the rank and the rank does not know its result. If a peer
+    /// needs longer, the rank keeps the memory until the end of the run.
     pub(super) lease: u64,
 }
 

@@ -46,7 +46,8 @@ impl World {
         }
     }
 
-    /// Makes the next call of a request, on an idle connection or a new one.
+    /// Makes the next call of a request on an idle connection of the rank. If the rank has none, opens one with a
+    /// greeting. The call then begins when the greeting has ended, see [`called`](Self::called).
     fn call(&mut self, asked: Asked, call: Call) -> Result<(), Violation> {
         let (rank, now) = (asked.rank, self.time());
         if !self.reaches_store(rank) {
@@ -84,7 +85,7 @@ impl World {
         self.obey(id, outputs)
     }
 
-    /// Sends bytes on a connection, sometimes in two pieces: to the store if `up` is true, else to the rank.
+    /// Sends bytes on a connection, to the store if `up` is true, else to the rank. Sometimes sends them in two pieces.
     fn send(&mut self, (id, mut bytes): Sent, up: bool) {
         let cut = if self.random.one_in(16) { self.random.below(bytes.len() as u64) as usize } else { 0 };
         let rest = (cut > 0).then(|| bytes.split_off(cut));
@@ -168,7 +169,8 @@ impl World {
         in_doubt.map(|task| Duration::from_micros(task.span.begun + task.span.deadline))
     }
 
-    /// Handles the arrival of a piece at the store: executes the requests that are complete, and sends the answers.
+    /// Handles the arrival of a piece at the store: executes the requests that are complete, and sends the answers. If
+    /// this is the piece of [`Trouble::StoreDies`], the store dies before that.
     pub(super) fn at_store(&mut self, id: ClientId) -> Result<(), Violation> {
         self.network.arrived += 1;
         if !self.network.is_dead
@@ -211,10 +213,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends the blocked window registrations of each commit whose [verdict](super) in the store says that the group is
-    /// dead. In production, another thread of the member reads the verdict and aborts the communicator. That abort may
-    /// come too late, so the simulation leaves the registrations of some members blocked, at random. Removes each entry
-    /// of [`watched`](Self::watched) whose verdict is in the store.
+    /// For each commit whose [verdict](super) in the store says that the group is dead, ends the blocked window
+    /// registrations of about three quarters of the members, chosen at random. In production, another thread of the
+    /// member reads the verdict and aborts the communicator. That abort may come too late, so the simulation leaves the
+    /// other registrations blocked. Removes each entry of [`watched`](Self::watched) whose verdict is in the store.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

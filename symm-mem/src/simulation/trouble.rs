@@ -85,7 +85,7 @@ pub(super) enum Trouble {
     /// In its first exchange, the culprit posts a record that does not match the records of its peers. The number
     /// selects the difference.
     ExchangesOtherwise(usize),
-    /// The culprit's driver never maps memory of its peers.
+    /// Each time the culprit maps memory of a peer, its driver fails.
     CannotMap,
     /// The culprit dies when it is due to make the [step](super) with this number.
     Killed(u64),
@@ -263,12 +263,13 @@ impl Trouble {
                 // each takes up to 2 ms (`Scenario::slowest`).
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
+            // The registrations of the other members wait for the dead rank.
             Self::Killed(_) => true,
             _ => false,
         }
     }
 
-    /// Returns true if the trouble makes plain registrations of the culprit fail. A run with this trouble uses a
+    /// Returns true if the trouble makes plain registrations of the culprit fail. A run with such a trouble uses a
     /// library without windows, because only segments without windows are registered plainly.
     pub(super) fn forbids_plain(self) -> bool {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)

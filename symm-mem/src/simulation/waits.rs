@@ -1,8 +1,8 @@
 //! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain. Terms such as
 //! *meeting*, *domain* and *trouble* are defined in [`super`].
 //!
-//! In a *circle of waits*, each rank waits in a meeting for another rank of
-//! the circle, which waits in a different meeting. So none of the waits can end by itself.
+//! In a *circle of waits*, each rank waits in a meeting for another rank of the circle, which waits in a different
+//! meeting. So none of the waits can end by itself.
 
 use std::collections::BTreeSet;
 
@@ -109,15 +109,16 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if `late` is a timeout of a rank that came too late to learn that the lists of members differ. The
-    /// member list of a meeting stays in the store until the next meeting of the same kind has ended. So each rank that
-    /// `late` reports as missing must have ended a later meeting of this kind before the rank of `late` came. Such a
-    /// missing rank does not wait for the rank of `late`, because its own list lacks this rank.
+    /// Returns true if `late` is a timeout of a rank, the late rank, that came too late to learn that the lists of
+    /// members differ. The store has the member list of a meeting only until the next meeting of the same kind has
+    /// ended. So for each rank that `late` reports as missing, both of these must hold:
+    /// - Its own list lacks the late rank, so it has not waited for the late rank.
+    /// - It has ended a later meeting of this kind before the late rank came.
     fn comes_after_next(&self, late: &Ended) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // After it begins the meeting, the rank of `late` needs up to 8 messages until it reads the decision. If a
-        // missing rank ends a later meeting during this time, the rank of `late` may still come too late.
+        // After it begins the meeting, the late rank needs up to 8 messages until it reads the decision. If a missing
+        // rank ends a later meeting during this time, the late rank may also come too late.
         let looks = late.span.begun + 8 * self.scenario.slowest;
         let is_next = |it: &Ended| {
             it.span.meeting.kind == late.span.meeting.kind
