@@ -162,7 +162,7 @@ pub enum Divergence {
     /// No operation can be named as the first that differs, for one of these reasons:
     /// - The operation is too old. A log keeps only its latest operations, each with the hash after it, and a few older
     ///   hashes.
-    /// - During the [search](super::search), new operations pushed a hash that the search needed out of a log.
+    /// - During the search, new operations pushed a hash that the search needed out of a log.
     /// - The difference is not in an operation: the pools have different [geometries](crate::Geometry).
     Forgotten {
         /// An upper bound: the first operation that differs has a smaller number.
