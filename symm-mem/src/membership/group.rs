@@ -154,7 +154,7 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
     }
 }
 
-/// Returns the readiness that a rank posts in a commit or a retirement, without the checks of its segments.
+/// Returns the readiness that a rank posts in a commit or a retirement. The caller checks the segments.
 ///
 /// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
 /// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// Looks up places in one pool for one group. Finds nothing once the pool's table is dropped.
+/// Looks up places in one pool for one group. The layout of the pool is the *plan* of [`SymmetricPlaces`]. Finds
+/// nothing once the pool's table is dropped.
 pub(super) struct Places {
     pub(super) pool: PoolId,
     pub(super) group: GroupId,

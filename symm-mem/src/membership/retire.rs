@@ -396,9 +396,9 @@ fn deregister_from(
     Ok(count)
 }
 
-/// Returns the readiness of this rank for a retirement, without the checks of its segments. The rank is ready if the
-/// groups can take part, no stream of their devices or of the pool's device is capturing, and the calling thread has no
-/// NCCL group open. Errors of these checks become part of the result, which the rank posts, so that all ranks get them.
+/// Returns the readiness of this rank for a retirement. Does not check the segments. The rank is ready if the groups
+/// can take part, no stream of their devices or of the pool's device is capturing, and the calling thread has no NCCL
+/// group open. Errors of these checks become part of the result, which the rank posts, so that all ranks get them.
 /// `trouble` is a problem that is already known. `context` is that of the pool.
 fn readiness_of(
     participants: &[Participant<'_>],

@@ -365,7 +365,7 @@ const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
     /// The number of pins of segment `ordinal`: one for each declared capture, [`GraphPin`](crate::GraphPin) or graph
-    /// that uses the segment.
+    /// that uses the segment, and one more if the segment is pinned forever ([`FOR_GOOD`]).
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
         let used = self.0.iter().flat_map(|locked| locked.pins.used.values());
         used.filter(|used| used.segments.contains(&ordinal)).count() as u64

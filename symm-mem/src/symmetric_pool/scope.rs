@@ -120,8 +120,8 @@ impl SymmetricPool {
 ///
 /// The ranks must request and free the same segments of the routed pool in the same order. They do so if all ranks
 /// allocate and drop the same blocks of the routed pool in the same order, and use them on one stream. Otherwise the
-/// placement of blocks may differ between ranks. The next commit, or the members' comparison of a collective's hash,
-/// reports the difference.
+/// placement of blocks may differ between ranks. Then the next commit reports the difference, or a collective reports
+/// it, because the members compare the placements of the collective's buffers.
 ///
 /// The allocator releases unused segments that it caches, including those of the routed pool, in these cases:
 /// - `Allocator::empty_cache` is called. All ranks must call it at the same points of the program.

@@ -164,8 +164,8 @@ impl Memberships {
         };
         let (result, failure) = member.run(start);
         let Member { windows, opened, offered, .. } = member;
-        // From now on, a member that opens this rank's memory gets an error. A member can still do so only if this rank
-        // has left the agreement early, for example because it lost the store.
+        // From now on, a member that opens this rank's memory gets an error. A member can still try to only if this
+        // rank has left the agreement early, for example because it lost the store.
         drop(offered);
         let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
         let cause = failure.as_ref().map(ToString::to_string);
