@@ -313,8 +313,8 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Waits until the rank's device is idle, see [`Device::rest`]. Before that, a trouble of retirements may give the
-    /// culprit's device work that does not end, or make the wait fail.
+    /// Waits until the rank's device is idle, see [`Device::rest`](super::device::Device::rest). Before that, a trouble
+    /// of retirements may give the culprit's device work that does not end, or make the wait fail.
     fn wait_until_idle(&mut self, rank: u32) -> Result<Option<Release>, Violation> {
         let device = self.ranks[rank as usize].device.clone();
         let Some(devices) = &self.devices else { return Ok(None) };
