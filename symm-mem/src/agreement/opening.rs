@@ -79,9 +79,9 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<CommitOutcome>)]) -
 }
 
 impl Agreed {
-    /// Returns the decision to take after the registration, or at once if no windows are to be registered. If all
-    /// members can open each other's memory, the decision is to open it. Otherwise, the decision is the final result of
-    /// the commit, `self`.
+    /// Returns the decision that follows the registration of windows, or that replaces it if there are none to
+    /// register. If the members have offered each other memory that all can open, the decision is to open it. Otherwise
+    /// it is the final result of the commit, `self`.
     pub(super) fn open(self) -> CommitDecision {
         match self.peers {
             PeerMappings::Offered { .. } => CommitDecision::Act { plan: CommitPlan::Open(self) },

@@ -1,4 +1,5 @@
-//! Descriptions for error texts: ranks that wait for each other, and missing ranks that wait in other agreements.
+//! Texts for errors of an agreement. They say which ranks wait for each other in a circle, and where the ranks that did
+//! not arrive are waiting instead.
 
 use bootstrap::agreement::{Absentee, Waiting};
 
@@ -17,8 +18,8 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes the missing ranks: for each rank, the other agreements in which it waits. For a rank that waits in none,
-/// the text is `in no meeting`.
+/// Describes the ranks that did not arrive at an agreement: for each, the other agreements (in error texts: meetings)
+/// in which it waits, or `in no meeting` if it waits in none.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     places.describe(|places| match places.iter().map(describe_place).collect::<Vec<_>>() {

@@ -8,11 +8,11 @@ use crate::{
     error_kind::ErrorKind,
 };
 
-/// A handle on a group's direct path. Cheap to clone. The group owns the path, and a handle does not keep the path
-/// alive.
+/// A handle on a group's [direct path](super): the transport that copies the group's point-to-point messages through
+/// symmetric memory. Cheap to clone. The group owns the path, and a handle does not keep the path alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The operation and the group that the handle's errors name: `direct path of group …`.
+    /// The beginning of the text of the handle's errors: `direct path of group …`.
     call: CallContext,
     core: Weak<DirectCore>,
 }

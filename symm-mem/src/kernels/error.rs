@@ -17,8 +17,8 @@ pub struct Late {
     /// The rank that did not send its signal ([`WaitKind::Signal`]), or did not consume the previous signal of the
     /// waiting rank ([`WaitKind::Room`]).
     pub peer: u32,
-    /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
-    /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
+    /// The channel. Channels with the number [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) or higher
+    /// belong to collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
     pub channel: u32,
     /// Time from the start of this wait until the kernel gave up, by the device's clock.
     pub waited: Duration,
@@ -83,7 +83,7 @@ pub enum KernelError {
         /// Number of channels that programs can use.
         channels: u32,
     },
-    /// The offset of the input, plus the bytes of `elements` elements for every rank, is 2^56 or more.
+    /// The input's offset, plus the length in bytes of `elements` elements times the number of ranks, is 2^56 or more.
     #[error("{kernel} of {elements} elements a rank: the ranks' bytes cannot be counted")]
     TooLong {
         /// The kernel.

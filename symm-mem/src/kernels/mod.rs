@@ -5,10 +5,10 @@
 //! run on the caller's stream, eagerly or captured, and synchronize through the pads.
 //!
 //! Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
-//! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. From then on,
-//! all running kernels of that rank that wait on the same pad end too, and later kernels on this pad do nothing. To
-//! recover, wait until the kernels of all ranks have ended. Then zero all pads and [clear](FaultRecord::clear) the
-//! records.
+//! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. A flag in the
+//! rank's own pad then says that the rank has given up. All kernels that were launched with this pad and still wait,
+//! for any rank, end too, and later launches with it do nothing. To recover, wait until the kernels of all ranks have
+//! ended. Then zero all pads and [clear](FaultRecord::clear) the records.
 //!
 //! | module | contents |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! | `fault` | [`FaultRecord`]: the record of a kernel that gave up |
 //! | `code` | the PTX of the kernels |
 //! | `load` | a context's kernels, loaded once |
-//! | `own` | finds this rank's own buffer, so that a graph can pin it |
+//! | `own` | finds this rank's own buffer, so that its memory is kept while a captured graph exists |
 //! | `signals` | the launches of barrier, put and wait |
 //! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
 //! | `twins` (feature `twins`) | host functions in place of the kernels, for the simulated devices of `gpu_sim` |

@@ -44,5 +44,5 @@ pub(crate) use self::{
     open::open,
     outcome::{OpeningFailure, judge, sharing_refusal},
 };
-#[cfg(feature = "simulation")]
+#[cfg(any(test, feature = "simulation"))]
 pub(crate) use self::{local_registry::LocalRegistry, offer::Exports, open::open_exports};

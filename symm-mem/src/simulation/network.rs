@@ -18,10 +18,10 @@ use super::{
 };
 use crate::lock::lock;
 
-/// A time limit that never expires, because it is longer than any run. The client may take this long for its
-/// greeting, and waits this long for the answer to a call that does not wait for a key. The server waits this long for
-/// the greeting of a client. No shorter limit is needed: an open connection loses no bytes, so every answer and every
-/// greeting arrives.
+/// A time limit that never expires, because it is longer than any run. It is used for three limits: the client's limit
+/// for its own greeting, the server's limit for the greeting of a client, and the client's limit for the answer to a
+/// call that does not wait for a key. No shorter limit is needed: an open connection loses no bytes, so every answer
+/// and every greeting arrives.
 const UNLIMITED: Duration = Duration::from_secs(1 << 32);
 /// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
@@ -256,10 +256,10 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and to
-    /// carry out at once some requests that in production the ranks make themselves, such as the removal of keys. A
-    /// request through this store fails if it
-    /// would end the wait of a rank, because the answer to that rank must take simulated time.
+    /// Returns a store for the simulation itself, whose calls take no simulated time. The simulation uses it for its
+    /// checks, and for some work that in production the ranks do, such as the removal of keys. A call fails if it would
+    /// end the wait of a rank: the server would then send bytes to that rank, and this store cannot deliver them with a
+    /// delay.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }

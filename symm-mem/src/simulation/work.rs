@@ -23,8 +23,8 @@ use crate::{
     rendezvous::protocol::{RendezvousProtocol, RendezvousRecord},
 };
 
-/// The key of a mapping of peers' memory that a rank keeps after a rendezvous: the ordinal of a segment of the pool, or
-/// the id of a persistent allocation.
+/// Says which memory of the peers a rank has mapped in a rendezvous: that of a pool segment, by its ordinal, or that of
+/// a persistent allocation, by its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MappingKey {
     Segment(u32),
@@ -100,8 +100,9 @@ pub(super) enum Work {
         /// For each segment that this commit registers, the index of its window among the windows that this commit
         /// creates.
         window_indexes: Vec<usize>,
-        /// For each segment that this commit has registered, the serial of its window: the number of windows that the
-        /// communicator had registered before. Empty until the registration has succeeded.
+        /// For each segment that this commit has registered, the serial of its window. The serials number all windows
+        /// that this rank has registered with the communicator, from 0. Deregistered windows keep their numbers.
+        /// Segments that share a window have the same serial. Empty until the registration has succeeded.
         serials: Vec<u64>,
     },
     Plain {
@@ -168,10 +169,10 @@ pub(super) enum Want {
     /// A part of the search that follows if the pools' logs differ between the members of a commit. The search finds
     /// the first operation that differs. The plan asks for some hashes of this rank's log, or for one operation in it.
     Search(CommitPlan),
-    /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
-    /// shares the window of the segment before it. If the registration has not ended by `until` on the rank's own
-    /// clock, its outcome is `Blocked`. It may fail earlier if the verdict of the commit, which the store has at
-    /// `verdict_key`, says that the group is dead.
+    /// Registers the first new segments of a commit, `segments` in number, as windows. A segment whose ordinal is in
+    /// `joined` shares the window of the segment before it. If the registration has not ended by `until` on the rank's
+    /// own clock, its outcome is `Blocked`. It may fail earlier, once the value at `verdict_key` in the store says that
+    /// the commit has failed or has poisoned the group.
     Register {
         segments: usize,
         joined: Vec<u32>,
@@ -222,7 +223,8 @@ impl Want {
 }
 
 impl Work {
-    /// Returns true while the other members may act on this rank's record and the rank has not read the result.
+    /// Returns true while the other members may reach a result by this rank's record, and this rank has not read the
+    /// result. Returns false once the meeting has ended on this rank, even if the rank never learned the result.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
             Work::Commit { machine, .. } => machine.agreement.is_in_doubt(),

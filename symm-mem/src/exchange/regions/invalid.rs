@@ -75,7 +75,8 @@ pub enum DescriptorError {
     /// in any order, so the result would be undefined.
     #[error("its destination overlaps that of descriptor {other}: transfer them one after the other")]
     Overlap {
-        /// Index of the other descriptor or pair, which comes before this one in the list.
+        /// The lower index of the two descriptors or pairs. [`TransferError::Descriptor`](super::super::TransferError)
+        /// has the higher one.
         other: usize,
     },
 }

@@ -21,23 +21,22 @@ pub struct CommitReport {
     pub segments: usize,
     /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
-    /// The reason why this commit makes no windows, even if it has no new segments:
+    /// The reason why new segments get no windows in this commit. A commit without new segments may have a reason too.
     /// - The group has one member.
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if the commit makes windows of its new segments, if any. Also `None` if this rank
-    /// [skipped](crate::SymmetricPool::commit) the commit. Then each other member has skipped it too, or gets an error
-    /// instead of a report.
+    /// `None` if new segments get windows. Also `None` if this rank [skipped](crate::SymmetricPool::commit) the commit.
+    /// Then each other member has skipped it too, or gets an error instead of a report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister`. The commit tries this only for the
-    /// second reason of [`without`](Self::without): if NCCL does not support windows for the group. If one member cannot
-    /// register the segments, all members undo their registrations, this is false, and
+    /// second reason of [`without`](Self::without): if NCCL does not support windows for the group. If one member
+    /// cannot register the segments, all members undo their registrations, this is false, and
     /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
-    /// allocation logs. The commit adds only the segments before this difference to the group. `None` if there is no
-    /// difference.
+    /// allocation logs. The commit adds to the group only the new segments before this difference. `None` if there is
+    /// no difference.
     pub pending: Option<Refusal>,
     /// The reason why the members have not mapped each other's new segments. `None` if they have mapped them, or if
     /// there are no new segments.
