@@ -5,7 +5,7 @@ use std::time::Duration;
 use bootstrap::agreement::{Agreement, Ending as Common, Failure, Member, Protocol, Report};
 
 use super::super::*;
-use super::{agreed, drive::drive, plain, refusal};
+use super::{agreed, drive::drive, pipeline, plain, refusal};
 
 #[test]
 fn a_search_that_a_rank_leaves_ends_without_the_difference() {
@@ -161,5 +161,29 @@ fn different_member_lists_name_the_group_or_the_domain() {
         let retired = retirement_ending(Common::Failed(failed()), &member, None);
         assert_eq!(retired, Err(refused(MemberList::Domain)));
         assert_eq!(length_ending(Common::Failed(failed()), &member), refused(MemberList::Domain));
+    }
+}
+
+/// Each commit of a group has a name of its own, however the one before it ended. So a member that is late finds the
+/// decision of the commit that it takes part in, and not of another one.
+#[test]
+fn no_two_commits_of_a_group_have_one_name() {
+    let (_, record) = plain(0, &[(64, 1)]);
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+    let doubt = Ending::StoreFailed { in_doubt: true };
+    let refused = Ending::Refused(refusal(decide(&pipeline([1, 0], [0, 0]))));
+    for ended in [Ok(agreed()), Err(refused), Err(doubt)] {
+        let mut log = GroupLog::new(pool, GroupId { uid: 3, epoch: 0 }, 0, vec![0, 1]);
+        let mut names = Vec::new();
+        for _ in 0..3 {
+            let (start, _) = log.begin(record.clone(), Duration::from_secs(1));
+            log.conclude(&ended, &[]);
+            names.push(start.member.name);
+        }
+        log.skip();
+        names.push(log.begin(record.clone(), Duration::from_secs(1)).0.member.name);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 4, "after {ended:?}");
     }
 }
