@@ -29,12 +29,23 @@ pub(super) struct Limits {
     pub(super) action: Duration,
     /// The end of the wait for the outcomes.
     pub(super) outcomes: Duration,
+    /// The upper bound of `outcomes` for the next actions that share these limits.
+    latest: Duration,
 }
 
 impl Limits {
     /// Returns the limits of an action that begins at the time `now`. See [`action`].
     pub(super) fn of(now: Duration, patience: Duration, floor: Duration) -> Self {
         let action = now.saturating_add(action(patience, floor));
-        Self { action, outcomes: action.saturating_add(outcomes(patience)) }
+        let outcomes = action.saturating_add(outcomes(patience));
+        Self { action, outcomes, latest: outcomes.saturating_add(OUTCOME_FLOOR) }
+    }
+
+    /// Returns the limits of an action that begins at the time `now` and shares these limits. If the verdict on the
+    /// action before it came late, the wait for the outcomes is longer, so that it takes [`OUTCOME_FLOOR`]. Otherwise,
+    /// the verdict on the new action could name a member that is only a little slower than the others. All actions that
+    /// share limits together can lengthen the wait by at most [`OUTCOME_FLOOR`].
+    pub(super) fn for_next(self, now: Duration) -> Self {
+        Self { outcomes: now.saturating_add(OUTCOME_FLOOR).clamp(self.outcomes, self.latest), ..self }
     }
 }

@@ -40,9 +40,11 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// in the order of [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Decision<Self>;
 
-    /// Returns true if the action with this plan has no time limits of its own, but the deadline of the action before it,
-    /// and the end of the wait for that one's outcomes. So a sequence of short actions takes no longer than one. The
-    /// first action of an agreement always has limits of its own.
+    /// Returns true if the action with this plan shares the time limits of the action before it: its deadline, and the
+    /// end of the wait for its outcomes. So a sequence of short actions takes hardly longer than one. If the verdict on
+    /// an action comes shortly before this end, or after it, the members still wait for the outcomes of the next action,
+    /// but all these waits together lengthen the sequence by at most [`OUTCOME_FLOOR`](super::OUTCOME_FLOOR). The first
+    /// action of an agreement always has limits of its own.
     fn shares_limits(_plan: &Self::Plan) -> bool {
         false
     }

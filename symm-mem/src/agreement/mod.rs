@@ -96,11 +96,15 @@ pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", vers
 /// search for the first difference between allocation logs.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
 
-/// If every time limit has its shortest value, a [meeting](MeetingId) ends at most this long after the decision on the
-/// records. A meeting has at most two time limits for actions:
-/// - In a commit: one for all steps of the search, and one for the registration and the opening of peers' memory.
-/// - In a retirement: one for the wait until the device is idle, and one for the deregistration.
-///
-/// After each of them, the members wait for the outcomes, for at most [`OUTCOME_FLOOR`].
+/// If every time limit has its shortest value, a retirement ends at most this long after the decision on the records. It
+/// has two time limits: one for the wait until the device is idle, and one for the deregistration. After each of them,
+/// the members wait for the outcomes, for at most [`OUTCOME_FLOOR`].
 #[cfg(any(test, feature = "simulation"))]
-pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(OUTCOME_FLOOR).saturating_mul(2);
+pub(crate) const RETIREMENT_FLOOR: Duration = ACTION_FLOOR.saturating_add(OUTCOME_FLOOR).saturating_mul(2);
+
+/// If every time limit has its shortest value, a commit ends at most this long after the decision on the records. It has
+/// two time limits: one for all steps of the search, and one for the registration and the opening of peers' memory. The
+/// members wait for the outcomes for at most [`OUTCOME_FLOOR`] after each of them. Because several actions
+/// [share](bootstrap::agreement::Protocol::shares_limits) a limit, each of these waits may be longer by the same time.
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) const COMMIT_FLOOR: Duration = RETIREMENT_FLOOR.saturating_add(OUTCOME_FLOOR.saturating_mul(2));

@@ -1,9 +1,10 @@
 //! The invariants of a run, which hold under every [trouble](super::trouble). The terms are defined in [`super`].
 //!
 //! - Every live rank ends its program.
-//! - A rank ends each meeting at most [`FLOORS`](crate::agreement::FLOORS) after its deadline. `FLOORS` is the sum of
-//!   the least time limits of all actions after a decision and of the waits for their outcomes. A rank that loses the
-//!   store may repeat its requests for [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
+//! - A rank ends each meeting at most this long after its deadline: a commit
+//!   [`COMMIT_FLOOR`](crate::agreement::COMMIT_FLOOR), another meeting
+//!   [`RETIREMENT_FLOOR`](crate::agreement::RETIREMENT_FLOOR). A rank that loses the store may repeat its requests for
+//!   [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
 //! - Members of a meeting get the same result. Exceptions: members that [lose the store](super::lost), and retirements
 //!   and agreements on a length under `OtherDomain` (see below).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that

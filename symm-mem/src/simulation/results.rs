@@ -1,7 +1,7 @@
 //! The results of [meetings](super), as ranks get them.
 
 use crate::{
-    agreement::{self, Agreed, FLOORS, Plain, Poison, Refusal, Retired},
+    agreement::{self, Agreed, COMMIT_FLOOR, Plain, Poison, RETIREMENT_FLOOR, Refusal, Retired},
     exchange::{ExchangeRefusal, protocol as exchange},
     rendezvous::{RendezvousRefusal, protocol},
 };
@@ -208,7 +208,8 @@ impl MeetingResult {
             // time limit for repetitions, and its messages take less than 50 ms.
             MeetingResult::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             MeetingResult::Length(_) => 0,
-            _ => FLOORS.as_micros() as u64,
+            MeetingResult::Commit(_) => COMMIT_FLOOR.as_micros() as u64,
+            _ => RETIREMENT_FLOOR.as_micros() as u64,
         }
     }
 

@@ -17,6 +17,8 @@ impl<P: Protocol> Agreement<P> {
     pub(super) fn act(&mut self, plan: P::Plan, now: Duration) -> Output<P> {
         if self.actions == 0 || !P::shares_limits(&plan) {
             self.limits = Limits::of(now, self.patience, P::ACTION_FLOOR);
+        } else {
+            self.limits = self.limits.for_next(now);
         }
         self.has_acted = true;
         self.phase = Phase::Acting(plan.clone());

@@ -10,8 +10,8 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Object, Output, budget,
-        end_wait, leave, place, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Memory, Object, Output,
+        Protocol, budget, end_wait, leave, place, run,
     },
     sum::{Sum, member_of},
 };
@@ -219,10 +219,61 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
+/// The agreement has two actions, which share their limits. Rank 1 posts its outcome of the first one at the end of the
+/// wait for it. It is a little slower than rank 0 in the second action too, and is not late.
+#[test]
+fn an_action_after_a_late_verdict_has_time_for_its_outcomes() {
+    use super::super::Request;
+    let wait = budget::action(LONG, Sum::ACTION_FLOOR) + budget::outcomes(LONG);
+    // The results of both ranks if the second action of rank 1 takes `second`.
+    let results = |second: Duration| {
+        let (mut store, mut now) = (Memory::default(), Duration::ZERO);
+        let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 4, 0).unwrap();
+        let mut machines = [0, 1].map(machine);
+        let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
+        let mut acts_until = None;
+        while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
+            let before = outputs.clone();
+            for rank in 0..2 {
+                let input = match outputs[rank].clone() {
+                    Output::Done(_) => continue,
+                    Output::Act { .. } if rank == 0 => Input::Acted(true),
+                    Output::Act { plan, .. } => {
+                        let takes = if plan == 8 { wait } else { second };
+                        if now < *acts_until.get_or_insert(now + takes) {
+                            continue;
+                        }
+                        acts_until = None;
+                        Input::Acted(true)
+                    }
+                    Output::Store(request) => match (store.execute(&request), request) {
+                        (Some(answer), _) => Input::Store(answer),
+                        (None, Request::Await { until, .. }) if until < now => Input::Store(Answer::Expired),
+                        (None, _) => continue,
+                    },
+                };
+                outputs[rank] = machines[rank].step(input, now);
+            }
+            if outputs == before {
+                now += Duration::from_secs(1);
+            }
+        }
+        outputs.map(|output| match output {
+            Output::Done(end) => end.result,
+            _ => unreachable!(),
+        })
+    };
+    assert_eq!(results(Duration::from_secs(3)), [Ok(4), Ok(4)]);
+    // The wait for the last outcomes ends too.
+    let late = results(Duration::from_secs(7));
+    let is_late = |result: &_| matches!(result, Err(Ending::Refused(why)) if why == "rank 1: Late");
+    assert!(late.iter().all(is_late), "{late:?}");
+}
+
 /// Another program has written the outcome of rank 1. Rank 1 is not late, and waiting for it would not help.
 #[test]
 fn an_outcome_that_cannot_be_read_is_the_reason_of_a_failure() {
-    use super::super::{Memory, Request};
+    use super::super::Request;
     let (mut store, now) = (Memory::default(), Duration::ZERO);
     let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 3, 0).unwrap();
     let mut machines = [0, 1].map(machine);

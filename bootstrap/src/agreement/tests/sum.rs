@@ -7,8 +7,8 @@ use crate::wire;
 
 /// Each member contributes a number. A sum of 0 is refused. A sum of 1 is the result without an action. Every other sum
 /// is the plan of an action. If a member's action fails or is late, the verdict is [`Decision::Refused`]. Otherwise, if
-/// the plan is a multiple of 8, another action follows, whose plan is half of it. The plan of the last action is the
-/// result. If a member is missing, the value of the key `NAME/why/RANK`, if there is one, is the reason of a refusal.
+/// the plan is a multiple of 8, another action follows, whose plan is half of it and which shares the limits of the
+/// first. The plan of the last action is the result. If a member is missing, the value of the key `NAME/why/RANK`, if there is one, is the reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 
@@ -41,6 +41,10 @@ impl Protocol for Sum {
             None if plan.is_multiple_of(8) => Decision::Act { plan: plan / 2 },
             None => Decision::Agreed { agreed: *plan },
         }
+    }
+
+    fn shares_limits(_plan: &u64) -> bool {
+        true
     }
 
     fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {

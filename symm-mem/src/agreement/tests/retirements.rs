@@ -70,7 +70,7 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result, at most [`FLOORS`] after the deadline. If the result is a
+    /// If a rank dies, all other ranks get the same result, at most [`RETIREMENT_FLOOR`] after the deadline. If the result is a
     /// refusal, no rank has deregistered windows. If it is a success, all ranks have deregistered theirs. The only
     /// other possible result is a poison that names the dead rank.
     #[test]
@@ -83,7 +83,7 @@ proptest! {
                 prop_assert_eq!(result.as_ref().map(|(result, _)| result), Some(first), "rank {}", rank);
             }
             for (_, at) in results.iter().flatten() {
-                prop_assert!(*at <= DEADLINE + FLOORS, "{:?}", at);
+                prop_assert!(*at <= DEADLINE + RETIREMENT_FLOOR, "{:?}", at);
             }
             match first {
                 Ok(Retired::Everywhere {}) => prop_assert_eq!(deregistered.len(), RANKS as usize),

@@ -21,8 +21,9 @@ pub struct CommitOptions {
     ///    instead.
     ///
     /// In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The wait
-    /// for the other members' outcomes may then take 3/32 of `deadline`, at least 5 s and at most 10 min. If members
-    /// pass different deadlines, the longest counts. In stage 3, the work may take the time that is left of `deadline`,
+    /// for the other members' outcomes may then take 3/32 of `deadline`, at least 5 s and at most 10 min, and up to 5 s
+    /// more if a part of the stage ends late on a member. If members pass different deadlines, the longest counts. In
+    /// stage 3, the work may take the time that is left of `deadline`,
     /// but at least 10 s. The wait for the outcomes ends at most 5 s later. If the registration failed on a member, the
     /// others may then take 10 s to undo theirs. Because of the minimums, a commit with a short `deadline` can take
     /// longer than `deadline`.
