@@ -156,8 +156,17 @@ pub enum ErrorKind {
         /// The number of requests that the members have found equal.
         compared: u64,
     },
-    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory) was called for a buffer that is not in the pool,
-    /// for a buffer in a segment that the members of the group have not mapped, or for a poisoned group.
+    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory) was called for a buffer that the pool does not
+    /// contain.
+    #[error(
+        "OtherPool: the buffer at {address:#x} is not in this pool; ask the pool that allocated it, or use a rendezvous"
+    )]
+    OtherPool {
+        /// The address of the buffer.
+        address: u64,
+    },
+    /// [`symmetric_memory`](crate::SymmetricPool::symmetric_memory) was called for a buffer in a segment that the
+    /// members of the group have not mapped.
     #[error(
         "NotMapped: the members have not mapped segment {ordinal}{}",
         match reason {
@@ -166,10 +175,10 @@ pub enum ErrorKind {
         }
     )]
     NotMapped {
-        /// The segment of the buffer, or 0 if the buffer is in no pool.
+        /// The segment of the buffer.
         ordinal: u32,
-        /// The reason why the commit of the segment did not map it. `None` if the segment is not committed for the
-        /// group, if the buffer is not in this pool, or if the group is poisoned.
+        /// The reason why the commit of the segment did not map it, or `None` if the segment is not committed for the
+        /// group.
         reason: Option<Unmapped>,
     },
     /// This rank has too few adjacent free channels for a plan or a set of regions of an [exchange](crate::exchange). A
@@ -320,6 +329,7 @@ impl ErrorKind {
             Self::AgreedAllocation { .. } => "AgreedAllocation",
             Self::RendezvousMissing { .. } => "RendezvousMissing",
             Self::NotCompared { .. } => "NotCompared",
+            Self::OtherPool { .. } => "OtherPool",
             Self::NotMapped { .. } => "NotMapped",
             Self::NoChannels { .. } => "NoChannels",
             Self::NotAMember { .. } => "NotAMember",

@@ -85,7 +85,7 @@ pub enum Unmapped {
     /// Not all ranks offered all memory:
     /// - A rank offered no memory, or only some of the segments.
     /// - Some ranks offered a signal pad, and others did not.
-    #[error("rank {rank} shares no memory: {cause}")]
+    #[error("rank {rank} shares too little memory: {cause}")]
     NotOffered {
         /// The rank that offered too little. If the signal pads are the reason: the lowest rank that differs from the
         /// first member.

@@ -41,9 +41,14 @@ pub enum Poison {
     /// - Some members did not report the outcome of their registration or deregistration.
     /// - A member ended the group or left the agreement, after the decision to register, open or deregister memory.
     /// - A deregistration did not return in time on some members.
-    #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
-        0 => String::new(),
-        _ => format!("; the library did not return on {}", Ranks(blocked)),
+    #[error("MembersLost: {}", match (missing.is_empty(), blocked.is_empty()) {
+        (true, _) => format!("the library did not return on {}", Ranks(blocked)),
+        (false, true) => format!("{} did not report after the decision", Ranks(missing)),
+        (false, false) => format!(
+            "{} did not report after the decision; the library did not return on {}",
+            Ranks(missing),
+            Ranks(blocked)
+        ),
     })]
     MembersLost {
         /// The members that did not report, ascending. If a member ended the group, and another member has reported

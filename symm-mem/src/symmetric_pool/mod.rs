@@ -453,8 +453,9 @@ impl SymmetricPool {
     /// rendezvous for memory outside of pools, and for blocks whose segment was committed without mappings.
     ///
     /// # Errors
-    /// - [`ErrorKind::NotMapped`] if `buffer` is not in this pool, if the members of `group` have not mapped its
-    ///   segment, or if the group is poisoned.
+    /// - [`ErrorKind::OtherPool`] if `buffer` is not in this pool.
+    /// - [`ErrorKind::Poisoned`] if the group is poisoned for this pool.
+    /// - [`ErrorKind::NotMapped`] if the members of `group` have not mapped the buffer's segment.
     /// - [`ErrorKind::NotCompared`] if the buffer is of a block that was allocated after the last commit that compared
     ///   the members' requests. The block may then have another placement on a peer. [Skipped](Self::commit) commits
     ///   compare nothing, so commit the block with [`CommitOptions::verify`].
@@ -477,24 +478,28 @@ impl SymmetricPool {
         group: GroupId,
     ) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
-        let ordinal = buffer.ordinal();
-        let table = self.memberships.table();
-        // The state of the group has reasons for the segments of this pool only.
-        let states = table.states(group).filter(|_| buffer.pool() == Some(self.id()));
-        let peers = states.and_then(|states| states.peers.clone());
-        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
-        let compared = states.map_or(0, |states| states.compared);
-        let kind = match peers.zip(mapping) {
-            Some((peers, mapping)) => match buffer.request().filter(|request| *request >= compared) {
-                Some(request) => ErrorKind::NotCompared { request, compared },
-                None => return Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
-            },
-            None => {
-                let reason = states.and_then(|states| states.why_unmapped(ordinal).cloned());
-                ErrorKind::NotMapped { ordinal, reason }
-            }
+        let memory = self.mapped_memory(buffer, group);
+        memory.map_err(|kind| CallContext::of_group("symmetric memory", group, None).error(kind))
+    }
+
+    fn mapped_memory(&self, buffer: Buffer, group: GroupId) -> Result<SymmetricMemory, ErrorKind> {
+        if buffer.pool() != Some(self.id()) {
+            return Err(ErrorKind::OtherPool { address: buffer.ptr().0 });
+        }
+        let (ordinal, table) = (buffer.ordinal(), self.memberships.table());
+        if let Some(poison) = table.poison(group) {
+            return Err(ErrorKind::Poisoned { poison: poison.clone(), groups: [group].into() });
+        }
+        let states = table.states(group).ok_or(ErrorKind::NotMapped { ordinal, reason: None })?;
+        let mapping = states.peers.as_ref().and_then(|it| Some((it, buffer.mapping(&it.mappings)?)));
+        let Some((peers, mapping)) = mapping else {
+            return Err(ErrorKind::NotMapped { ordinal, reason: states.why_unmapped(ordinal).cloned() });
         };
-        Err(CallContext::of_group("symmetric memory", group, None).error(kind))
+        let compared = states.compared;
+        match buffer.request().filter(|request| *request >= compared) {
+            Some(request) => Err(ErrorKind::NotCompared { request, compared }),
+            None => Ok(SymmetricMemory::new(peers.clone(), buffer, mapping.buffers)),
+        }
     }
 
     /// Returns why `group` is poisoned ([`Poison`]) for this pool, or `None` if it is not. Does not block, even during

@@ -440,7 +440,12 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
         };
     let all = [(0, Some(RegistrationOutcome::Blocked)), (1, None), (2, Some(failed))];
     assert!(matches!(poison(&all), Poison::RegistrationFailed { rank: 2, .. }));
-    assert_eq!(poison(&all[..2]), Poison::MembersLost { missing: vec![1], blocked: vec![0] });
+    let lost = poison(&all[..2]);
+    assert_eq!(lost, Poison::MembersLost { missing: vec![1], blocked: vec![0] });
+    let text = "MembersLost: rank 1 did not report after the decision; the library did not return on rank 0";
+    assert_eq!(lost.to_string(), text);
+    let blocked = Poison::MembersLost { missing: Vec::new(), blocked: vec![0, 2] };
+    assert_eq!(blocked.to_string(), "MembersLost: the library did not return on ranks 0, 2");
     assert_eq!(poison(&all[..1]), Poison::RegistrationBlocked { ranks: vec![0] });
     let unsupported = RegistrationOutcome::Unsupported { reason: "no".to_owned() };
     let mixed = poison(&[(0, Some(RegistrationOutcome::Registered)), (1, Some(unsupported.clone()))]);

@@ -148,11 +148,11 @@ fn the_rank_that_prevents_the_mapping_is_named() {
         unmapped(offers)
     };
     let text = with(PeerOffer::Missing { cause: "map_peers is false".to_owned() });
-    assert_eq!(text, "rank 1 shares no memory: map_peers is false");
+    assert_eq!(text, "rank 1 shares too little memory: map_peers is false");
     let text = with(offered(1, 1, &Handle::DESCRIPTOR, false, 2));
-    assert!(text.starts_with("rank 1 shares no memory: only some members"), "{text}");
+    assert!(text.starts_with("rank 1 shares too little memory: only some members"), "{text}");
     let text = with(offered(1, 1, &Handle::DESCRIPTOR, true, 1));
-    assert!(text.starts_with("rank 1 shares no memory: it does not share all"), "{text}");
+    assert!(text.starts_with("rank 1 shares too little memory: it does not share all"), "{text}");
     let mut offers = all();
     let PeerOffer::Offered { memory } = &mut offers[2] else { panic!("it is offered") };
     memory.site.unreachable.push(Site::simulated(0).device);

@@ -279,6 +279,8 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
             // All members are told again at once when they retry together.
             let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
             assert_eq!(again.name(), "RegistrationFailed");
+            let unmapped = pool.symmetric_memory(&bucket, rank.world.id()).expect_err("the group is dead");
+            assert_eq!(unmapped.name(), "RegistrationFailed");
             // The other groups stay usable.
             let report = pool.commit(&rank.dp, options());
             assert!(report.is_ok(), "{report:?}");
