@@ -2,12 +2,13 @@
 //!
 //! - [`model`]: small agreements, run in all orders of their members' steps. [`seeds`]: several ranks in several
 //!   agreements, in random orders.
-//! - [`scripted`]: single cases. [`circles`]: circular waits and lists of places.
+//! - [`scripted`]: single cases. [`limits`]: time limits. [`circles`]: circular waits and lists of places.
 //! - This file: the encoding, the text and the culprits of failures, the functions of [`sum::Sum`], and one agreement
 //!   over a `HashStore`. [`sum`]: the protocol of all tests.
 
 mod circles;
 mod keys;
+mod limits;
 mod model;
 mod scripted;
 mod seeds;

@@ -1,5 +1,5 @@
-//! Single cases: ranks that leave, two processes with one rank, invalid members, different member lists, time limits,
-//! waits for acknowledgements, and failing stores.
+//! Single cases: ranks that leave, two processes with one rank, invalid members, different member lists, waits for
+//! acknowledgements, and failing stores.
 
 use std::{
     any::Any,
@@ -10,8 +10,8 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Memory, Object, Output,
-        Protocol, budget, end_wait, leave, place, run,
+        Absentee, Agreement, Ending, Failed, Failure, Gone, Input, Member, Memory, Object, Output, end_wait,
+        leave, place, run,
     },
     sum::{Sum, member_of},
 };
@@ -186,90 +186,6 @@ fn invalid_members_are_rejected_at_once() {
     assert_eq!(store.num_keys().unwrap(), 0);
 }
 
-/// One member has a patience of 1 s, the other one of 100 s. The time limit of the action is half of the longer one.
-#[test]
-fn a_short_patience_shortens_no_action() {
-    let mut machine = Agreement::<Sum>::new(member_of(0, 2, Duration::from_secs(1)), 3, 0).unwrap();
-    let mut other = Agreement::<Sum>::new(member_of(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
-    let posted = |machine: &mut Agreement<Sum>| {
-        machine.begin(Duration::ZERO);
-        let Output::Store(super::super::Request::Propose { value: list, .. }) =
-            machine.step(Input::Store(Answer::Stored), Duration::ZERO)
-        else {
-            panic!("it compares its list");
-        };
-        match machine.step(Input::Store(Answer::Result(list)), Duration::ZERO) {
-            Output::Store(super::super::Request::Post { value, .. }) => Some(value),
-            other => panic!("{other:?}"),
-        }
-    };
-    let records = vec![posted(&mut machine), posted(&mut other), None, None];
-    machine.step(Input::Store(Answer::Stored), Duration::ZERO);
-    machine.step(Input::Store(Answer::Count(2)), Duration::ZERO);
-    let Output::Store(super::super::Request::Propose { value, .. }) =
-        machine.step(Input::Store(Answer::Values(records)), Duration::ZERO)
-    else {
-        panic!("it has all records");
-    };
-    let now = Duration::from_millis(900);
-    match machine.step(Input::Store(Answer::Result(value)), now) {
-        Output::Act { plan: 6, until, .. } => assert_eq!(until, now + Duration::from_secs(50)),
-        other => panic!("{other:?}"),
-    }
-    assert!(machine.is_in_doubt());
-}
-
-/// The agreement has two actions, which share their limits. Rank 1 posts its outcome of the first one at the end of the
-/// wait for it. It is a little slower than rank 0 in the second action too, and is not late.
-#[test]
-fn an_action_after_a_late_verdict_has_time_for_its_outcomes() {
-    use super::super::Request;
-    let wait = budget::action(LONG, Sum::ACTION_FLOOR) + budget::outcomes(LONG);
-    // The results of both ranks if the second action of rank 1 takes `second`.
-    let results = |second: Duration| {
-        let (mut store, mut now) = (Memory::default(), Duration::ZERO);
-        let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 4, 0).unwrap();
-        let mut machines = [0, 1].map(machine);
-        let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
-        let mut acts_until = None;
-        while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
-            let before = outputs.clone();
-            for rank in 0..2 {
-                let input = match outputs[rank].clone() {
-                    Output::Done(_) => continue,
-                    Output::Act { .. } if rank == 0 => Input::Acted(true),
-                    Output::Act { plan, .. } => {
-                        let takes = if plan == 8 { wait } else { second };
-                        if now < *acts_until.get_or_insert(now + takes) {
-                            continue;
-                        }
-                        acts_until = None;
-                        Input::Acted(true)
-                    }
-                    Output::Store(request) => match (store.execute(&request), request) {
-                        (Some(answer), _) => Input::Store(answer),
-                        (None, Request::Await { until, .. }) if until < now => Input::Store(Answer::Expired),
-                        (None, _) => continue,
-                    },
-                };
-                outputs[rank] = machines[rank].step(input, now);
-            }
-            if outputs == before {
-                now += Duration::from_secs(1);
-            }
-        }
-        outputs.map(|output| match output {
-            Output::Done(end) => end.result,
-            _ => unreachable!(),
-        })
-    };
-    assert_eq!(results(Duration::from_secs(3)), [Ok(4), Ok(4)]);
-    // The wait for the last outcomes ends too.
-    let late = results(Duration::from_secs(7));
-    let is_late = |result: &_| matches!(result, Err(Ending::Refused(why)) if why == "rank 1: Late");
-    assert!(late.iter().all(is_late), "{late:?}");
-}
-
 /// Another program has written the outcome of rank 1. Rank 1 is not late, and waiting for it would not help.
 #[test]
 fn an_outcome_that_cannot_be_read_is_the_reason_of_a_failure() {
@@ -304,17 +220,6 @@ fn an_outcome_that_cannot_be_read_is_the_reason_of_a_failure() {
         let is_of_rank_1 = matches!(&end.result, Err(Ending::Failed(Failure::Unreadable { rank: 1, .. })));
         assert!(is_of_rank_1 && end.has_acted, "{end:?}");
     }
-}
-
-/// A short patience lets an agreement fail, and leaves enough time for an action that was decided. A very long one does
-/// not make members wait for hours.
-#[test]
-fn limits_after_a_decision_have_bounds() {
-    let (floor, seconds) = (Duration::from_secs(10), Duration::from_secs);
-    let limits = |patience| (budget::action(patience, floor), budget::outcomes(patience));
-    assert_eq!(limits(Duration::ZERO), (floor, seconds(5)));
-    assert_eq!(limits(seconds(100)), (seconds(50), seconds(25)));
-    assert_eq!(limits(Duration::MAX), (seconds(600), seconds(600)));
 }
 
 /// Rank 2 is only in its own member list. It arrives after the others have decided.
