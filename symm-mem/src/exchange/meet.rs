@@ -321,8 +321,7 @@ impl Exchange {
     ) {
         let mut plans = lock(&self.owner.plans);
         let named = plans.entry(agreed.plan.to_owned()).or_default();
-        named.generations.agreed(agreed.agreement.generation);
-        named.last = cores.into_iter().map(Arc::downgrade).collect();
+        named.add(agreed.agreement.generation, cores.into_iter().map(Arc::downgrade));
     }
 
     /// Creates and registers the state of a plan, or of the transfers between this rank's regions and those of one

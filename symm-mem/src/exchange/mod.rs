@@ -196,12 +196,24 @@ struct ExchangeState {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation (see [`Generations`]) of one name, and the state of the last plan or regions agreed under
-/// that name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
+/// The current generation (see [`Generations`]) of one name, and the states of the plan or regions that have it. A plan
+/// has one [`Core`]; regions have one [`Core`] for each peer. Several plans can have the same generation, if threads of
+/// this rank have agreed on the name at the same time, with different members.
 #[derive(Debug, Default)]
 struct NameState {
     generations: Generations,
     last: Vec<Weak<Core>>,
+}
+
+impl NameState {
+    /// Adds the states of a plan or of regions with this agreed generation.
+    fn add(&mut self, generation: u64, cores: impl IntoIterator<Item = Weak<Core>>) {
+        if generation >= self.generations.next() {
+            self.last.clear();
+        }
+        self.last.extend(cores);
+        self.generations.agreed(generation);
+    }
 }
 
 impl fmt::Debug for ExchangeState {
@@ -448,5 +460,17 @@ mod tests {
             drop((other, context, driver));
             world.finish().unwrap();
         }
+    }
+
+    /// Two threads of a rank have agreed on a name with different members at the same time. The next agreement on the
+    /// name has to wait for the transfers of both plans.
+    #[test]
+    fn all_plans_of_the_current_generation_are_kept() {
+        let mut name = NameState::default();
+        for (generation, kept) in [(1, 1), (1, 2), (3, 1), (2, 2), (4, 1)] {
+            name.add(generation, [Weak::new()]);
+            assert_eq!(name.last.len(), kept, "generation {generation}");
+        }
+        assert_eq!(name.generations.next(), 5);
     }
 }
