@@ -8,9 +8,7 @@ use process_group::{comm::Communicator, group::SymmetricPlaces};
 
 use super::{group::list_mismatch, mapped::MappedSegments};
 use crate::{
-    agreement::{
-        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, Plain, Poison, Refusal, Rejection, Segment,
-    },
+    agreement::{Agreed, CommitProtocol, Ending, GroupLog, Plain, Poison, Rejection, Segment},
     domain::Domain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
@@ -21,19 +19,11 @@ use crate::{
 const NO_TIME: &str = "no time is left for this commit: its deadline is zero, or earlier commits of the call have used it \
                        up; pass a longer deadline";
 
-/// The state of one pool in one group on this rank. Includes the reasons for missing windows and registrations.
+/// The state of one pool in one group on this rank.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for error texts. Set at every commit.
     group_name: Option<Arc<str>>,
-    /// Segments without windows, by ordinal, each with the reason.
-    without: Vec<(u32, NoWindows)>,
-    /// Segments without windows whose registration with `ncclCommRegister` failed on a member, by ordinal, each with
-    /// the cause.
-    unregistered: Vec<(u32, String)>,
-    /// The refusal of the last commit or, if that commit succeeded, its
-    /// [`CommitReport::pending`](crate::CommitReport::pending).
-    pending: Option<Refusal>,
     /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads, which are
     /// memory through which the members' kernels signal each other. `None` until this rank first offers memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
@@ -47,16 +37,7 @@ impl GroupState {
     /// The state of a group with nothing committed.
     pub(super) fn new(log: GroupLog, places: Arc<dyn SymmetricPlaces>) -> Self {
         let mapped = MappedSegments::of(log.group(), log.rank());
-        Self {
-            log,
-            group_name: None,
-            without: Vec::new(),
-            unregistered: Vec::new(),
-            pending: None,
-            peers: None,
-            mapped,
-            places,
-        }
+        Self { log, group_name: None, peers: None, mapped, places }
     }
 
     /// Returns the context for errors of commits for this group.
@@ -135,26 +116,13 @@ impl GroupState {
         cause: Option<String>,
     ) {
         self.log.conclude(result, offered);
-        match result {
-            Ok(Agreed { segments, without, pending, .. }) => {
-                for Segment { ordinal, .. } in offered.iter().take(*segments as usize) {
-                    self.without.extend(without.clone().map(|reason| (*ordinal, reason)));
-                }
-                self.pending.clone_from(pending);
-            }
-            Err(ending) => {
-                if let Ending::Refused(refusal) = ending {
-                    self.pending = Some(refusal.clone());
-                }
-                if let Some(poison) = ending.doubt(self.log.rank(), cause) {
-                    self.log.set_poison(poison);
-                }
-            }
+        if let Some(poison) = result.as_ref().err().and_then(|ending| ending.doubt(self.log.rank(), cause)) {
+            self.log.set_poison(poison);
         }
     }
 
-    /// Applies the result of the agreement on the plain registration (`ncclCommRegister`) of `segments`. `undone` is
-    /// the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary. `cause` is the
+    /// Applies the result of the agreement on the plain registration (`ncclCommRegister`) of segments. `undone` is the
+    /// result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary. `cause` is the
     /// store's error, if the store failed.
     ///
     /// Returns:
@@ -164,7 +132,6 @@ impl GroupState {
     /// - true, if all members keep their registrations.
     pub(super) fn conclude_plain(
         &mut self,
-        segments: &[Segment],
         result: Result<Plain, Ending>,
         undone: Result<(), String>,
         cause: Option<String>,
@@ -172,10 +139,7 @@ impl GroupState {
         let rank = self.log.rank();
         let result = match result {
             Ok(Plain::Registered {}) => Ok(true),
-            Ok(Plain::Undone { rank: culprit, cause }) => {
-                let cause = format!("rank {culprit}: {cause}");
-                let reasons = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
-                self.unregistered.extend(reasons);
+            Ok(Plain::Undone { .. }) => {
                 let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
                 undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
             }
@@ -195,29 +159,6 @@ impl GroupState {
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
-        (self.without, self.unregistered) = Default::default();
-        (self.pending, self.peers) = (None, None);
+        self.peers = None;
     }
-
-    /// Returns the refusal of the last commit or, if that commit succeeded, its
-    /// [`CommitReport::pending`](crate::CommitReport::pending). Commits that were neither refused nor successful, for
-    /// example because the group was poisoned, are ignored.
-    pub(crate) fn pending(&self) -> Option<&Refusal> {
-        self.pending.as_ref()
-    }
-
-    /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.
-    pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
-        last_reason(&self.without, ordinal)
-    }
-
-    /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns
-    /// `None` if it is registered, or if the commit did not try to register it.
-    pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
-        last_reason(&self.unregistered, ordinal).map(String::as_str)
-    }
-}
-
-fn last_reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
-    reasons.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }

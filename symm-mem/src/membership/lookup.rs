@@ -7,7 +7,7 @@ use process_group::comm::Window;
 
 use super::plain_registration::PlainRegistration;
 use crate::{
-    agreement::{GroupId, Poison, Unmapped},
+    agreement::{GroupId, NoWindows, Poison, Refusal, Unmapped},
     rendezvous::PeerGroup,
 };
 
@@ -85,6 +85,11 @@ pub(crate) struct SegmentStates {
     pub(crate) peers: Option<Arc<PeerGroup>>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     pub(super) unmapped: Vec<(u32, Unmapped)>,
+    /// Committed segments without windows, by ordinal, each with the reason.
+    pub(super) without: Vec<(u32, NoWindows)>,
+    /// Committed segments without windows whose registration with `ncclCommRegister` failed on a member, by ordinal,
+    /// each with the cause.
+    pub(super) unregistered: Vec<(u32, String)>,
     /// The length of the pool's log, in requests, up to which the last comparison found the members' logs equal.
     pub(crate) compared: u64,
 }
@@ -93,7 +98,18 @@ impl SegmentStates {
     /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
     /// have mapped it.
     pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
-        self.unmapped.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+        reason(&self.unmapped, ordinal)
+    }
+
+    /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.
+    pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
+        reason(&self.without, ordinal)
+    }
+
+    /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns
+    /// `None` if it is registered, or if the commit did not try to register it.
+    pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
+        reason(&self.unregistered, ordinal).map(String::as_str)
     }
 
     /// Sets the state of segment `ordinal`. `window` has the segment's window, and the segment's offset in the window
@@ -160,14 +176,21 @@ impl SegmentStates {
     }
 }
 
-/// The pool's segments that are not retired (sorted by address), their states in each group, and the poisoned groups. A
-/// published table does not change: an update publishes a new table.
+fn reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
+    reasons.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+}
+
+/// The pool's segments that are not retired (sorted by address), and the states of its groups. A published table does
+/// not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(super) ranges: Vec<SegmentRange>,
     pub(super) groups: Vec<(GroupId, SegmentStates)>,
     /// The poisoned groups, each with the reason.
     poisoned: Vec<(GroupId, Poison)>,
+    /// Groups whose last commit was refused or has left segments pending, each with the refusal, or with the reason
+    /// ([`CommitReport::pending`](crate::CommitReport::pending)).
+    pending: Vec<(GroupId, Refusal)>,
 }
 
 impl Table {
@@ -203,6 +226,15 @@ impl Table {
         table
     }
 
+    /// Returns the table in which the last commit for `group` was refused, or has left segments pending, for this
+    /// reason. `None` if it has succeeded and left none.
+    pub(crate) fn with_pending(&self, group: GroupId, pending: Option<Refusal>) -> Self {
+        let mut table = self.clone();
+        table.pending.retain(|(id, _)| *id != group);
+        table.pending.extend(pending.map(|pending| (group, pending)));
+        table
+    }
+
     pub(crate) fn without_group(&self, group: GroupId) -> Self {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
@@ -212,6 +244,11 @@ impl Table {
 
     pub(crate) fn poison(&self, group: GroupId) -> Option<&Poison> {
         self.poisoned.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
+    }
+
+    /// Returns why the last commit for `group` was refused, or has left segments pending.
+    pub(crate) fn pending(&self, group: GroupId) -> Option<&Refusal> {
+        self.pending.iter().find(|(id, _)| *id == group).map(|(_, pending)| pending)
     }
 
     /// States of the pool's segments in `group`. `None` if the group has no commit, is poisoned, or was forgotten.

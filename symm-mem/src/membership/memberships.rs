@@ -110,7 +110,7 @@ impl Memberships {
             group_state.forget(&self.retired());
             peers
         });
-        self.update_table(|table| table.without_group(group));
+        self.update_table(|table| table.without_group(group).with_pending(group, None));
     }
 
     /// Removes retired segments from the table, and records their retirement in the logs of all groups. Returns true if

@@ -8,7 +8,6 @@ use cuda_driver::DevicePtr;
 use super::SymmetricPool;
 use crate::{
     agreement::{GroupId, NoWindows, Poison, Refusal},
-    lock::lock,
     membership::{BufferLocation, Index, LookupError, RegistrationState, SymmetricGroup},
 };
 
@@ -120,9 +119,7 @@ impl SymmetricPool {
     /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
     /// path may differ between members.
     ///
-    /// If another thread is committing the pool for the group, this call waits until the commit has ended. It does not
-    /// wait in these cases: the buffer is in a window, the buffer is not inside one segment of the pool, the group has
-    /// members outside of the pool's domain, or the group is poisoned.
+    /// Does not block, even during a commit. The result is that of the last commit that has ended.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { AccessPath::Registered } else { AccessPath::Plain };
@@ -148,22 +145,16 @@ impl SymmetricPool {
         if let Some(poison) = table.poison(id) {
             return otherwise(Some(placement), PathReason::Poisoned(poison.clone()));
         }
-        let group_state = self.memberships().known_state(id);
-        let why = group_state.map_or(PathReason::NotCommitted(None), |group_state| {
-            let group_state = lock(&group_state);
-            match group_state.why_without(placement.ordinal) {
-                Some(window)
-                    if state == RegistrationState::Agreed || state == RegistrationState::Registered =>
-                {
-                    let window = window.clone();
-                    match group_state.why_unregistered(placement.ordinal) {
-                        Some(cause) => PathReason::NotRegistered { window, registration: cause.to_owned() },
-                        None => PathReason::NoWindow(window),
-                    }
-                }
-                _ => PathReason::NotCommitted(group_state.pending().cloned()),
-            }
-        });
+        let is_committed = matches!(state, RegistrationState::Agreed | RegistrationState::Registered);
+        let states = table.states(id).filter(|_| is_committed);
+        let why =
+            match states.and_then(|states| Some((states, states.why_without(placement.ordinal)?.clone()))) {
+                Some((states, window)) => match states.why_unregistered(placement.ordinal) {
+                    Some(cause) => PathReason::NotRegistered { window, registration: cause.to_owned() },
+                    None => PathReason::NoWindow(window),
+                },
+                None => PathReason::NotCommitted(table.pending(id).cloned()),
+            };
         otherwise(Some(placement), why)
     }
 }

@@ -292,10 +292,16 @@ impl Memberships {
         offered: &[Segment],
         Done { windows, opened }: Done,
     ) -> Result<CommitReport, Ending> {
+        let group = group_state.log.group();
         group_state.conclude(&result, offered, cause);
-        let Agreed { segments: new_segments, without, pending, peers, .. } =
-            result.inspect_err(|_| self.publish_poison(group_state))?;
-        let (group, new_segments) = (group_state.log.group(), new_segments as usize);
+        let agreed = result.inspect_err(|ending| {
+            if let Ending::Refused(refusal) = ending {
+                self.update_table(|table| table.with_pending(group, Some(refusal.clone())));
+            }
+            self.publish_poison(group_state);
+        });
+        let Agreed { segments: new_segments, without, pending, peers, .. } = agreed?;
+        let new_segments = new_segments as usize;
         // If one member could not open the offered memory, no member keeps the mappings made in this commit.
         let opened = opened.filter(|_| peers == PeerMappings::Opened {});
         let (owner, mapped) = opened.map(|opened| self.keep_peers(opened, offered)).unzip();
@@ -310,6 +316,9 @@ impl Memberships {
         states
             .unmapped
             .extend(unmapped.iter().flat_map(|reason| new.clone().map(|it| (it.ordinal, reason.clone()))));
+        states
+            .without
+            .extend(without.iter().flat_map(|reason| new.clone().map(|it| (it.ordinal, reason.clone()))));
         let before = states.windows();
         let mut windows = windows.into_iter().filter(|_| without.is_none());
         for segment in new {
@@ -321,7 +330,7 @@ impl Memberships {
         }
         let report = CommitReport::of(group, &states);
         let new_windows = report.windows - before;
-        self.update_table(|table| table.with_group(group, states));
+        self.update_table(|table| table.with_group(group, states).with_pending(group, pending.clone()));
         group_state.mapped.add(mapped.unwrap_or_default());
         Ok(CommitReport { new_segments, new_windows, without, pending, unmapped, ..report })
     }

@@ -85,10 +85,18 @@ impl Memberships {
         cause: Option<String>,
     ) -> Result<bool, Ending> {
         let group = group_state.log.group();
-        let kept = group_state.conclude_plain(segments, result, undone, cause);
-        if let Ok(true) = kept {
+        let why_undone = match &result {
+            Ok(Plain::Undone { rank, cause }) => Some(format!("rank {rank}: {cause}")),
+            _ => None,
+        };
+        let kept = group_state.conclude_plain(result, undone, cause);
+        if kept.is_ok() {
+            let ordinals = segments.iter().map(|segment| segment.ordinal);
             let mut states = self.table().states(group).cloned().unwrap_or_default();
-            states.enter_registered(segments.iter().map(|segment| segment.ordinal), registered);
+            match why_undone {
+                Some(cause) => states.unregistered.extend(ordinals.map(|ordinal| (ordinal, cause.clone()))),
+                None => states.enter_registered(ordinals, registered),
+            }
             self.update_table(|table| table.with_group(group, states));
         }
         self.publish_poison(group_state);

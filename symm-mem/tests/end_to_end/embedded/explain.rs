@@ -1,13 +1,20 @@
 //! Explanations of a pool about a group's path to a buffer.
 
+use std::thread;
+
 use cuda_driver::DevicePtr;
 use gpu_sim::{Action, Injection};
+use process_group::store::Store;
 use symm_mem::{
     AccessPath, CommunicatorGroup, GroupId, LookupError, NoWindows, PathReason, Poison, Policy, Refusal,
     SymmetricGroup,
 };
 
-use super::{NCCL_2_28_3, NCCL_2_28_9, job::soon, on_ranks, options, run, windows};
+use super::{
+    NCCL_2_28_3, NCCL_2_28_9,
+    job::{commit_key, soon},
+    on_ranks, options, run, windows,
+};
 
 #[test]
 fn a_buffer_is_explained_for_each_group() {
@@ -120,4 +127,29 @@ fn a_dead_group_is_explained_by_what_killed_it() {
             rank.abandon();
         },
     );
+}
+
+/// Rank 1 joins the commit of rank 0 only after rank 0 has explained a buffer.
+#[test]
+fn a_buffer_is_explained_while_another_thread_waits_in_a_commit() {
+    on_ranks(2, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let store = rank.world.job_store();
+        if rank.rank == 1 {
+            store.get("explained", soon()).expect("rank 0 explains");
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        } else {
+            thread::scope(|scope| {
+                let commit = scope.spawn(|| pool.commit(&rank.world, options()));
+                let record = commit_key(&pool, rank.world.id(), "records/0");
+                store.get(&record, soon()).expect("the other thread has begun");
+                let found = pool.explain(block.ptr(), 4, &rank.world);
+                assert_eq!(found.why, PathReason::NotCommitted(None));
+                store.set("explained", b"yes").expect("it answers");
+                assert_eq!(windows(&commit.join().expect("no panic")), (1, 1));
+            });
+        }
+        drop((pool, block));
+        rank.leave();
+    });
 }
