@@ -1,5 +1,6 @@
-//! Executes the actions of ranks' programs. `plans` has the actions of exchanges. `meetings` has those of commits,
-//! retirements and rendezvous.
+//! Executes the [actions](super::scenario::Action) of the ranks' programs. The functions for actions of exchanges are
+//! in the file `plans`. Those that begin commits, retirements and rendezvous are in `meetings`. Terms such as
+//! *meeting*, *domain* and *poisoned* are defined in [`super`].
 
 use caching_alloc::core::SegmentMemory;
 use process_group::group::GroupId;
@@ -18,7 +19,8 @@ use crate::{RegistrationState, agreement::PoolId, symmetric_pool::several};
 impl World {
     /// Executes the next action of the rank's program, if there is one. Then schedules the action after it. Exception:
     /// if the executed action begins a meeting, or a store request with
-    /// [`Goal::Resume`](super::requests::Goal::Resume), the end of the meeting or request schedules the next action.
+    /// [`Goal::Resume`](super::requests::Goal::Resume), the end of the meeting or of the request schedules the next
+    /// action.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -77,8 +79,8 @@ impl World {
         Ok(())
     }
 
-    /// Inserts commits of the rank's first pool for `groups` as the next actions of the rank's program, in the order in
-    /// which the production function `commit_all` runs them.
+    /// Inserts commits of the rank's [first pool](Rank::pool) for `groups` as the next actions of the rank's program.
+    /// The commits have the order in which the production function [`commit_all`](crate::commit_all) runs them.
     fn commit_all(&mut self, rank: u32, groups: &[u64], last: bool, verify: bool) {
         let state = self.rank(rank);
         let pool = state.pool.id();
@@ -91,7 +93,7 @@ impl World {
         }
     }
 
-    /// Begins an agreement on the length of an allocation.
+    /// Begins an agreement of all ranks of the domain on the length of an allocation. This rank needs `bytes` bytes.
     fn agree_on_length(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let deadline = self.deadline(rank, DEADLINE);
         let state = self.rank(rank);
@@ -118,9 +120,10 @@ impl World {
         Ok(())
     }
 
-    /// Updates the rank's identity hash, see [`Rank::observe`](super::rank::Rank::observe). Then checks each segment
-    /// that the pool has released to the device since the last call: no graph of the rank uses its memory, and no
-    /// communicator can access it. Also checks that the rank's device has not refused the release of a segment.
+    /// Adds the new operations of the rank's first pool to the rank's hash of all operations, see
+    /// [`Rank::observe`](super::rank::Rank::observe). Then checks each segment that the pool has released to the device
+    /// since the last call: no graph and no current capture of the rank uses its memory, and no communicator can access
+    /// it. Also checks that the rank's device has never refused the release of a segment.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe()?;
@@ -179,11 +182,14 @@ impl World {
         }
     }
 
-    /// Simulates a collective of a group on the rank's block with index `nth` modulo the number of its blocks. Does
-    /// nothing if the group is poisoned. Counts the collective, and records how it accesses the block, so that the
-    /// [oracle](super::oracle) can compare the members. `site` identifies the collective. Checks that the pool and the
-    /// record of the [library](super::library) agree on how the block is registered. If the block is in a window,
-    /// checks the window by [`check_window`](Self::check_window).
+    /// Simulates a collective of a group on the rank's block with index `nth` modulo the number of its blocks. `site`
+    /// identifies the collective. Does nothing if the group is poisoned. If the rank has no blocks, only counts the
+    /// collective.
+    ///
+    /// Counts the collective. Records whether it accesses the block through a window, through a plain registration
+    /// (`ncclCommRegister`) or without either. The [oracle](super::oracle) compares these records of all members.
+    /// Checks that the pool and the record of the [library](super::library) agree on how the block is registered. If
+    /// the block is in a window, checks the window by [`check_window`](Self::check_window).
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let membership = state.groups.get_mut(&group).filter(|it| state.pool.poison(it.id).is_none());
@@ -219,9 +225,10 @@ impl World {
         Ok(())
     }
 
-    /// Checks the window of `rank` with this [serial](super::library). `own` is the window's memory on this rank. All
-    /// members that have not left the communicator must have registered the same segments in their windows with this
-    /// serial. Through its window, `rank` must reach the memory of the next member, if the library tells its address.
+    /// Checks the window of `rank` with this [serial](super::library), the window's number in the communicator. `own`
+    /// is the window's memory on this rank. All members that have not left the communicator must have registered the
+    /// same segments in their windows with this serial. Through its window, `rank` must reach the memory of the next
+    /// member, if the library tells its address.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

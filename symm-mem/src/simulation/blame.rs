@@ -1,7 +1,13 @@
-//! Checks that the trouble of a run explains each refusal, poisoned group and undone registration.
+//! Checks that a meeting (an agreement among ranks) ends with one of these results only if the trouble of the run, or
+//! another known cause, explains it:
+//!
+//! - A refusal: the meeting has changed nothing.
+//! - A [poisoned](crate::Poison) group, whose members may have different windows.
+//! - Undone plain registrations (`ncclCommRegister`): a member could not register its segments, so the others undo
+//!   their registrations.
 //!
 //! The *trouble* is the fault of the run, or the difference between ranks. The *culprit* is the rank that it concerns.
-//! Further terms are defined in [`super`].
+//! Further terms, such as *circle of waits*, are defined in [`super`].
 
 use std::{fmt, time::Duration};
 
@@ -27,8 +33,8 @@ struct Circumstances<'a> {
     members: Vec<u32>,
     /// The culprit is a member.
     inside: bool,
-    /// The trouble may concern the other members. True if the culprit is a member and there are others, and for every
-    /// retirement.
+    /// The trouble may concern the other members. True in two cases: the culprit is one of several members, or the
+    /// meeting is a retirement.
     affected: bool,
     /// In this run, the culprit did not learn the result of a retirement or of an agreement on a length. So it has not
     /// retired the segments, or has not allocated, although the other ranks may have done so.
@@ -36,14 +42,16 @@ struct Circumstances<'a> {
     /// The histories of the ranks' pools may differ.
     pools_may_differ: bool,
     /// In this run, the culprit did not learn the result of a commit, a plain registration or a retirement. This has
-    /// poisoned groups on the culprit. So it enqueues nothing more on these groups, while the other members do.
+    /// poisoned groups on the culprit. So it enqueues no more collectives and messages on these groups, while the other
+    /// members do.
     culprit_stopped: bool,
 }
 
 impl World {
-    /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
-    /// this, or one of the few causes that do not depend on the trouble (see [the invariants](super::oracle)). In most
-    /// of these checks, a rank that the result blames must be the culprit.
+    /// If the members got a refusal, a poisoned group or undone plain registrations, checks that this result has a
+    /// valid cause: the trouble, or one of the few causes that do not depend on the trouble (see [the
+    /// invariants](super::oracle)). In most of these checks, a rank that the result blames must be the culprit. `told`
+    /// are the ends of the meeting on the members that have got a result.
     pub(super) fn judge_blame(
         &self,
         kind: Kind,
@@ -70,8 +78,8 @@ impl World {
             return fit(fits, &format_args!("rank {rank} registers nothing: {cause}"));
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // The culprit has skipped a commit without counting it. So each of its later commits meets a commit that its
-        // peers make at another point of their programs, and any refusal may result.
+        // Under `Absent`, the culprit has skipped a commit without counting it. So each of its later commits meets a
+        // commit that its peers make at another point of their programs, and any refusal may result.
         if trouble == Trouble::Absent && circumstances().affected {
             return Ok(());
         }
@@ -79,11 +87,11 @@ impl World {
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if there is a reason why these ranks are missing in a meeting:
-    /// - All of them [came late](Self::came_late).
+    /// Returns true if there is a reason why the ranks in `missing` are missing in a meeting:
     /// - The trouble delays ranks, and makes no rank lose the store.
-    /// - The trouble is [`Trouble::CutOff`], and all of them except the culprit came late.
-    /// - The trouble is [`Trouble::CutOff`], and the circle of waits contains the culprit.
+    /// - All missing ranks [came late](Self::came_late). Under [`Trouble::CutOff`], the culprit need not have come
+    ///   late.
+    /// - The trouble is [`Trouble::CutOff`], and `circle`, the circle of waits, contains the culprit.
     fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
         let trouble = self.scenario.trouble;
         if !trouble.loses_store() {
@@ -94,10 +102,10 @@ impl World {
         circle.iter().any(|it| is_cut_off(it.rank)) || self.came_late(told, &others)
     }
 
-    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began the
-    /// meeting about one patience after the first rank, or later. Patience is the time that members wait for each
-    /// other. Ranks can be late without a trouble too: if the store is slow, a rank with few groups may begin a meeting
-    /// so early that the other members come late.
+    /// Returns true if every rank in `missing` came late or has no result of the meeting. A rank came late if it began
+    /// the meeting about one patience after the first rank, or later. Patience is the time that members wait for each
+    /// other. Ranks can be late even if the trouble delays none: if the store is slow, a rank with few groups may begin
+    /// a meeting so early that the other members come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
         // The other ranks need up to 8 messages to or from the store to see that a rank has come. Each takes up to
@@ -115,7 +123,8 @@ impl World {
         told.iter().filter(|it| missing.contains(&it.rank)).all(late)
     }
 
-    /// If a refusal says that the pools' histories differ, checks that it reports the first operation that differs.
+    /// If a refusal says that the histories of the pools (their logs of operations) differ, checks that it reports the
+    /// first operation that differs.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
         let Divergence::At { sequence, operations, .. } = divergence else {
@@ -163,8 +172,9 @@ impl<'a> Circumstances<'a> {
     }
 
     /// Returns true if `missing` is not empty, and one of these holds:
-    /// - The trouble explains why these ranks are missing.
-    /// - The `circle` of waits [arises because the ranks disagree about the domain](World::waits_in_other_domain).
+    /// - There is a [reason](World::may_be_late) why these ranks are missing.
+    /// - The ranks in `circle` wait for each other, [because the ranks disagree about the
+    ///   domain](World::waits_in_other_domain).
     fn may_miss(&self, missing: &[u32], circle: &[Waiting]) -> bool {
         !missing.is_empty()
             && (self.world.waits_in_other_domain(circle)
@@ -181,7 +191,7 @@ impl<'a> Circumstances<'a> {
         self.world.scenario.trouble == Trouble::CannotMap && self.world.scenario.is_culprit(rank)
     }
 
-    /// Returns true if the circumstances explain the refusal of a rendezvous.
+    /// Returns true if the circumstances explain the refusal of a rendezvous, in which members map each other's memory.
     fn explain_rendezvous(&self, refusal: &RendezvousRefusal) -> bool {
         let (trouble, culprit) = (self.world.scenario.trouble, self.world.scenario.culprit);
         let differs = matches!(trouble, Trouble::MeetsOtherwise(_));
@@ -200,7 +210,8 @@ impl<'a> Circumstances<'a> {
         }
     }
 
-    /// Returns true if the circumstances explain the refusal of an exchange.
+    /// Returns true if the circumstances explain the refusal of an exchange, in which members agree on one-sided
+    /// transfers.
     fn explain_exchange(&self, refusal: &ExchangeRefusal) -> bool {
         let trouble = self.world.scenario.trouble;
         match refusal {
@@ -227,10 +238,12 @@ impl<'a> Circumstances<'a> {
             },
             Poison::StoreLost { rank, .. } => self.inside && *rank == culprit && self.culprit_stopped,
             Poison::RegistrationBlocked { .. } => self.affected && trouble.blocks_registration(),
-            // Possible if the culprit has skipped a commit without counting it, and then creates the group again. On
-            // the culprit, the committed log of the group is then empty, and the next commit has the number of the
-            // skipped commit. The other members may still wait in that commit, with the committed log of the old group.
-            // Also possible for a group that is created after a retirement whose result the culprit did not learn.
+            // The committed log of a group lists its committed and retired segments. The log of the culprit can differ
+            // from those of the other members in two cases:
+            // - The culprit has skipped a commit without counting it, and then creates the group again. Its log of the
+            //   group is then empty, and its next commit has the number of the skipped commit. The other members may
+            //   still wait in that commit, with the log of the old group.
+            // - The group is created after a retirement whose result the culprit did not learn.
             Poison::CommittedLogDiverged { .. } => {
                 self.affected && (trouble == Trouble::Absent || self.missed_change)
             }

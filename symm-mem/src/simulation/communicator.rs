@@ -1,8 +1,8 @@
-//! The ranks' communicators, which are those of gpu-sim's NCCL.
+//! The ranks' communicators. They belong to the NCCL of gpu-sim, the crate that simulates the CUDA driver and NCCL.
 //!
 //! The simulation has one thread, which must not block in NCCL. So a call that may wait for other ranks runs in a
-//! coroutine. `make`, `register` and `abort` end with [`settle`], which runs all coroutines until each has ended or
-//! waits for other ranks.
+//! coroutine of gpu-sim. `make`, `register` and `abort` end with [`settle`], which runs all coroutines until each has
+//! ended or waits for other ranks.
 
 use std::{
     ffi::{c_int, c_void},
@@ -128,7 +128,7 @@ impl Communicator {
         unsafe { self.api.comm_deregister(self.handle(), registration) }.map_err(Violation::of)
     }
 
-    /// Aborts the communicator. This ends the calls that wait in it.
+    /// Aborts this member's side of the communicator. This ends the member's calls that wait in it.
     pub(super) fn abort(self) -> Result<(), Violation> {
         // SAFETY: no other call ends the communicator, and none begins after this one.
         unsafe { self.api.comm_abort(self.handle()) }.map_err(Violation::of)?;

@@ -1,6 +1,7 @@
-//! The simulated devices. Each rank has a device for its pools. One more device has the memory that the ranks lend to
-//! their peers in one-sided exchanges (see `exchanges`). The devices are those of gpu-sim, which checks all requests,
-//! and reports leaks and misuse at the end of the run.
+//! The simulated devices. Each rank has a device for its pools. One more device has the memory that ranks *lend* to
+//! their peers in one-sided [exchanges](super::exchanges): a peer maps lent memory, and reads or writes it. The devices
+//! are those of gpu-sim, the crate that simulates the CUDA driver and NCCL. It checks all requests, and reports leaks
+//! and misuse at the end of the run.
 
 use std::{
     collections::BTreeMap,
@@ -29,8 +30,8 @@ use crate::{agreement::Release, lock::lock};
 /// `LimitingSource` limits the pools of each rank to fewer bytes. This limit does not apply to the memory that NCCL
 /// allocates on the device.
 ///
-/// A pool with adjacent segments reserves an address range as large as its device's memory. So this value cannot be
-/// much larger: the reservations of up to 63 ranks must fit into the address space of gpu-sim.
+/// A pool whose segments (its device memory) are adjacent reserves an address range as large as its device's memory. So
+/// this value cannot be much larger: the reservations of up to 63 ranks must fit into the address space of gpu-sim.
 const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
@@ -102,8 +103,9 @@ impl Devices {
     }
 }
 
-/// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds of gpu-sim.
-/// `from_parts` checks them, which takes long, so this function calls it once for each release in a process.
+/// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds (simulated
+/// machines) of gpu-sim. `from_parts` checks them, which takes long, so this function calls it once for each release in
+/// a process.
 ///
 /// The check draws random numbers from the thread's current world. So it gets a world of its own: in the world of a
 /// run, it would make this run differ from later runs with the same seed, which need no check.

@@ -1,4 +1,5 @@
-//! Ends the [meetings](super) of ranks, and checks for leaks at the end of a run.
+//! Ends the meetings of ranks, and checks for leaks at the end of a run. A meeting is one agreement among ranks, for
+//! example on a commit. The other terms are defined in [`super`].
 
 use std::{
     mem,
@@ -27,8 +28,9 @@ use crate::{
     membership::{GroupState, commit::Done},
 };
 
-/// The description of a store failure. The simulation passes this text to the pool at the end of each commit, plain
-/// registration and retirement. If the meeting has ended because the store failed, the pool's error contains the text.
+/// The description of a store failure. The simulation passes this text to the pool at the end of each commit,
+/// retirement and agreement on plain registrations (`ncclCommRegister`). If the meeting has ended because the store
+/// failed, the pool's error contains the text.
 pub(super) const LOST: &str = "the store is gone";
 /// The longest time in µs for which a rank pauses after it has lost the store in a meeting.
 const LONGEST_PAUSE: u64 = 10_000_000;
@@ -36,22 +38,23 @@ const LONGEST_PAUSE: u64 = 10_000_000;
 /// The work that remains after the result of a meeting has been passed to the pool.
 #[derive(Default)]
 struct Applied {
-    /// The segments that a commit has left without windows. They are then registered plainly.
+    /// The segments that a commit has left without windows, because the library does not support windows. They are then
+    /// registered plainly (`ncclCommRegister`).
     unregistered: Option<Unregistered>,
-    /// The name of the meeting, if it has succeeded.
+    /// The name of the meeting, if it is a commit, a retirement or an agreement on a length, and has succeeded.
     met: Option<String>,
-    /// The earlier meetings of the same kind that may have left keys in the store.
+    /// Earlier meetings of the same kind, whose keys this rank can now remove from the store if they are still there.
     earlier: Vec<Place>,
 }
 
 impl World {
-    /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the rank can reach
-    /// the store, removes the keys `read` (see [`Want::Done`](super::work::Want::Done)), and the keys that earlier
-    /// meetings of the same kind may have left.
+    /// Ends the rank's meeting: passes the result `said` to the pool, and checks and records it. If the store has not
+    /// failed in the meeting and the rank can reach the store, removes these keys: the keys `read` (see
+    /// [`Want::Done`](super::work::Want::Done)), and those that earlier meetings of the same kind may have left.
     ///
-    /// If a commit has left segments without windows, registers these segments plainly (`ncclCommRegister`) and begins
-    /// the agreement on this registration. The end of that agreement then schedules the rank's next action. In all
-    /// other cases, `end` itself schedules it.
+    /// If a commit has left segments without windows because the library does not support windows, registers these
+    /// segments plainly (`ncclCommRegister`) and begins the agreement on this registration. The end of that agreement
+    /// then schedules the rank's next action. In all other cases, `end` itself schedules it.
     pub(super) fn end(&mut self, rank: u32, said: MeetingResult, read: &[String]) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(Task { work, span, history, registered, record_prefix, .. }) = state.task.take() else {
@@ -105,8 +108,8 @@ impl World {
         Ok(())
     }
 
-    /// Passes the result `said` of a meeting to the pool of its rank. The result of a rendezvous or an exchange goes to
-    /// the rank's state in the simulation instead.
+    /// Passes the result `said` of a meeting to the pool of its rank, and returns the work that remains. Exception: the
+    /// result of a rendezvous or an exchange goes to the rank's state in the simulation.
     fn apply(
         &mut self,
         rank: u32,
@@ -162,12 +165,16 @@ impl World {
         Ok(applied)
     }
 
-    /// Ends a successful rendezvous of a group on a rank. `number` is the number of the rendezvous. `since` is the
-    /// number of the rendezvous that mapped the peers' memory: this one or an earlier one. `peers` are the identities
-    /// that the rank has read from the peers' memory, if this rendezvous has mapped it.
+    /// Ends a successful rendezvous of a group on a rank. In the rendezvous, each member has offered memory, and the
+    /// others map it.
+    /// - `mapping` names the offered memory: a segment of the pool, or an allocation outside pools.
+    /// - `number` is the number of the rendezvous.
+    /// - `since` is the number of the rendezvous that mapped the peers' memory: this one or an earlier one.
+    /// - `peers` are the numbers that the rank has read from the start of the peers' memory, if this rendezvous has
+    ///   mapped it.
+    /// - `own` is the number at the start of the memory that the rank has offered.
     ///
-    /// Checks that the rank has the mapping, and that the memory of every peer has the identity `own`, which is that of
-    /// the memory that the rank has offered.
+    /// Checks that the rank has the mapping, and that the memory of every peer begins with the number `own`.
     fn end_meet(
         &mut self,
         rank: u32,
@@ -191,8 +198,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Checks that the committed segments have the agreed state. Returns how many of them the
-    /// rank then registers plainly: all if the library does not support windows, else 0.
+    /// Ends a commit on a rank. Checks that the committed segments are registered as the members have agreed. Returns
+    /// how many of them the rank then registers plainly: all if the library does not support windows, else 0.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -260,7 +267,7 @@ impl World {
 
     /// Drops the state of all live ranks, and checks:
     /// - The store has no keys except those that [`Keys::left`](super::keys::Keys::left) allows.
-    /// - No exchange plans remain except those that [`left_plans`](Self::left_plans) allows.
+    /// - No plans of [exchanges](super::exchanges) remain except those that [`left_plans`](Self::left_plans) allows.
     /// - No rank frees memory that it still has registered.
     /// - No device memory is allocated at the end.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {

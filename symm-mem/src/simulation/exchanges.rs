@@ -1,9 +1,10 @@
 //! The state of a rank's one-sided exchanges.
 //!
 //! In an exchange, the members of a group agree on a *plan*, a list of transfers between them. For the transfers, the
-//! ranks *lend* each other memory: a peer maps it, and reads or writes it. They also lend each other *slots*. A slot is
-//! a few words of memory in which a peer signals, for example, the end of a transfer. Plans have names. Each new plan
-//! of a name gets a higher *generation*, and the earlier plans of the name can run no more transfers.
+//! ranks *lend* each other memory: a peer *opens* it, that is, maps it, and reads or writes it. They also lend each
+//! other *slots*. A slot is a few words of memory in which a peer signals, for example, the end of a transfer. Plans
+//! have names. Each new plan of a name gets a higher *generation*, and the earlier plans of the name can run no more
+//! transfers.
 //!
 //! A rank *closes* a plan by unmapping the peers' memory that the plan uses, and reports this to the peers. Until all
 //! peers have closed the plan too, they may access the memory and slots that the rank lends for it. So the rank keeps
@@ -73,12 +74,13 @@ pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Imported);
 /// A plan on one rank. Usually all members have agreed on it. A plan whose exchange has failed on this rank is also
 /// kept, under a lease, because the other members may have agreed on it.
 pub(super) struct ExchangePlan {
+    /// The key of the plan's exchange. All store keys of the exchange begin with it.
     pub(super) key: String,
     pub(super) generation: u64,
     pub(super) slots: Range<usize>,
     pub(super) peers: Vec<u32>,
-    /// The peer's end of each transfer of this rank: the peer's memory and slot. Empty if the exchange has failed on
-    /// this rank.
+    /// The peer's end of each transfer of this rank: the peer's slot and, if this rank is the copier, the peer's
+    /// memory. Empty if the exchange has failed on this rank.
     pub(super) routes: Vec<Route>,
     /// The peers' memory that the transfers access.
     pub(super) imports: Open<Import>,
@@ -101,7 +103,8 @@ pub(super) struct Named {
 /// A rank's exchanges in a group.
 pub(super) struct Exchanges {
     pub(super) device: Arc<Device>,
-    /// The number of the group's next exchange on this rank. The key of an exchange contains its number.
+    /// The number of the group's next exchange on this rank. The [key](ExchangePlan::key) of an exchange contains its
+    /// number.
     pub(super) next_number: u64,
     /// The current allocation of each buffer that the rank lends, by the index of the buffer, which is below
     /// [`BUFFERS`].
@@ -133,7 +136,8 @@ impl Exchanges {
         }
     }
 
-    /// Returns true if `slot` belongs to the plan with this key. Plans under a lease or in quarantine count too.
+    /// Returns true if `slot` belongs to the plan with this [key](ExchangePlan::key). Plans under a lease or in
+    /// quarantine count too.
     pub(super) fn has_slot(&self, key: &str, slot: usize) -> bool {
         let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
         let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
@@ -151,8 +155,8 @@ pub(super) struct Exchanging {
     pub(super) ends: Vec<End>,
     /// The allocation that this rank lends for each transfer in which it is the lender.
     pub(super) lent: Vec<Arc<Allocation>>,
-    /// The peers' memory that was open on this rank before the exchange. It is listed in the rank's record, and stays
-    /// open during the exchange.
+    /// The peers' memory that was open on this rank before the exchange. It is listed in the rank's [record](super)
+    /// (its message to the other members), and stays open during the exchange.
     pub(super) held: Open<Import>,
     /// The peers' memory that the rank has opened in this exchange.
     pub(super) opened: Open<Import>,

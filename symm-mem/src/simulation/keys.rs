@@ -15,7 +15,7 @@ pub(super) struct Keys {
     pub(super) repeated: BTreeSet<String>,
     /// The last successful meeting of each pool and purpose. All members took part in it. A purpose is: to retire
     /// segments, to agree on the length of an allocation, or to commit for one group. The map's key is the name of the
-    /// meeting without its number: the domain, the pool and the purpose. The value is the number.
+    /// meeting without its number: `symm`, the domain, the pool and the purpose. The value is the number.
     met: BTreeMap<String, u64>,
 }
 
@@ -31,7 +31,8 @@ impl Keys {
     }
 
     /// Returns true if the key belongs to a meeting of a pool, and all members took part in a later meeting of the same
-    /// pool and purpose. The first five parts of such a key are the name of the meeting.
+    /// pool and purpose. The first five parts of the key of such a meeting are the meeting's name: `symm`, the domain,
+    /// the pool, the purpose and the number.
     fn is_of_earlier(&self, key: &str) -> bool {
         let parts: Vec<&str> = key.split('/').collect();
         let Some((round, subject)) = parts.get(..5).and_then(<[_]>::split_last) else { return false };
@@ -47,7 +48,7 @@ impl Keys {
             return None;
         }
         // If a rank comes late to a meeting or misses it, the keys of the meeting stay until a later meeting of all
-        // members removes them. Under `OtherDomain`, keys stay in this way too.
+        // members removes them. This can happen if the trouble delays ranks, and under `OtherDomain`.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {

@@ -1,6 +1,8 @@
-//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. From the record,
-//! the simulation detects errors that the library does not report:
-//! - Members register different segments in the same window. NCCL pairs the calls of the members by their order.
+//! The ranks' calls to the library, and a record of the registrations. The library is the NCCL of gpu-sim, the crate
+//! that simulates the CUDA driver and NCCL. From the record, the simulation detects errors that the library does not
+//! report:
+//! - Members register different segments (memory of their pools) in the same window. NCCL pairs the calls of the
+//!   members by their order.
 //! - A rank registers memory twice.
 //! - Members deregister their windows in different orders.
 //! - A rank frees registered memory.

@@ -1,18 +1,20 @@
-//! Checks of ranks that lose the store and go on with their programs, and of the other members of their meetings. The
+//! Checks of ranks that lose the store and go on with their programs, and of the other members of their meetings. A
+//! *meeting* is one agreement among ranks. In it, each member posts a *record*, its message to the others, in the
+//! store. A member is *in doubt* if it does not know the result, and the others may have acted on its record. Further
 //! terms are defined in [`super`].
 //!
 //! - Only a rank that the trouble separates from the store reports a failure of the store, and only for a meeting that
 //!   it was in during the separation. If it begins a meeting during the separation, it reports this failure and no
 //!   other result.
-//! - A rank that reports a failure of the store is [in doubt](bootstrap::agreement) if it has asked the store to store
-//!   its record. It then poisons all groups whose windows may depend on the result, and its error says so. Otherwise it
-//!   poisons no group.
+//! - A rank that reports a failure of the store is in doubt if it has asked the store to store its record. `judge_loss`
+//!   lists two exceptions. A rank in doubt [poisons](crate::Poison) all groups whose windows may depend on the result,
+//!   and its error says so. A rank that is not in doubt poisons no group.
 //! - If the store has no record from a rank that reports a failure of the store, the other members wait in vain for
 //!   this record. Their error names this rank as missing, or reports a circle of waits.
 //! - If the other members get a result that reports no missing records, a rank that reports a failure of the store has
 //!   asked the store to store its record.
-//! - Any other member is reported as missing only if it came late, for example because it waited for a rank that lost
-//!   the store.
+//! - A member that has not lost the store is reported as missing only if it came late, for example because it waited
+//!   for a rank that lost the store.
 //! - Segments become windows on all members of a group, or on none. A group that is poisoned on one member gets no new
 //!   windows on the others.
 
@@ -48,7 +50,8 @@ impl World {
     }
 
     /// Returns the members of a meeting of this kind whose records are in the store. `record_prefix` is the key of a
-    /// record without the rank at its end. See [`Ended::arrived`].
+    /// record without the rank at its end. Returns `None` if `record_prefix` is `None`, or if the trouble makes no rank
+    /// lose the store.
     pub(super) fn arrived(&self, kind: Kind, record_prefix: Option<&str>) -> Option<Vec<u32>> {
         let record_prefix = record_prefix.filter(|_| self.scenario.trouble.loses_store())?;
         let has_posted = |rank: &u32| self.network.value(&format!("{record_prefix}/{rank}")).is_some();
@@ -77,10 +80,10 @@ impl World {
         };
         let is_in = lost.span.begun < outage.end && outage.start <= lost.ended;
         ensure!(is_in, "it could reach the store at all times of the meeting");
-        // A rank is in doubt exactly if it has posted its record. Two exceptions: in the agreement on a plain
-        // registration, a rank is always in doubt, because it has registered before. In a commit, the members may have
-        // refused already, and only search for the difference between their pools. Then a rank that has posted its
-        // record need not be in doubt.
+        // A rank is in doubt exactly if it has posted its record, with two exceptions:
+        // - In the agreement on a plain registration, a rank is always in doubt, because it has registered before.
+        // - In a commit, the members may have refused already, and only search for the difference between their pools.
+        //   Then a rank that has posted its record need not be in doubt.
         let only_explains = matches!(kind, Kind::Commit(_) | Kind::Second(_))
             && told.iter().all(|it| it.said.refusal().is_some_and(|refusal| refusal.divergence().is_some()));
         let in_doubt = lost.said.is_in_doubt();
@@ -109,8 +112,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks the error that a rank reports after its meeting has ended with `said`, a failure of the store. Also
-    /// checks the poison of `groups` on this rank, the groups whose commit logs the meeting uses.
+    /// Checks the error that a rank reports after its meeting has ended with `said`, a failure of the store. `groups`
+    /// are the groups whose logs of committed segments the meeting uses. The error must say whether the failure poisons
+    /// them. If one of them is poisoned because a rank has lost the store, the poison must name this rank.
     pub(super) fn judge_error(
         &self,
         rank: u32,

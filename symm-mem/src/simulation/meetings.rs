@@ -1,4 +1,6 @@
-//! Begins the [meetings](super) of ranks, and executes the requests of the meetings' state machines.
+//! Begins the meetings of ranks, and executes the requests of the meetings' state machines. A meeting is one agreement
+//! among ranks, for example on a commit. Its state machine, [`Work`], asks for one store request or action at a time.
+//! The other terms are defined in [`super`].
 
 use std::{
     collections::{BTreeSet, btree_map::Entry},
@@ -37,7 +39,7 @@ use crate::{
 };
 
 impl World {
-    /// Begins a meeting of a rank. Its time limit counts from now.
+    /// Begins a meeting of a rank. The time limit `deadline` counts from now.
     pub(super) fn begin(
         &mut self,
         rank: u32,
@@ -84,10 +86,10 @@ impl World {
         self.answer(rank, token, Answer::Start)
     }
 
-    /// Begins a commit of the rank's first pool for a group, or of its second pool if `second` is true. The second pool
-    /// belongs to the same domain and stays empty. Its commits only test that commits of different pools for the same
-    /// group are kept apart. So this function simulates troubles, such as [`Trouble::PrepareFails`], in commits of the
-    /// first pool only.
+    /// Begins a [commit](crate::SymmetricPool::commit) of the rank's first pool for a group, or of its second pool if
+    /// `second` is true. The second pool belongs to the same domain and stays empty. Its commits only test that commits
+    /// of different pools for the same group are kept apart. So this function simulates troubles, such as
+    /// [`Trouble::PrepareFails`], in commits of the first pool only.
     ///
     /// `last` is true for the commits at the end of the program. They have a longer deadline, and if the ranks'
     /// segments differ, they commit those before the first difference ([`Policy::Prefix`]).
@@ -286,8 +288,8 @@ impl World {
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.has_deviated, true)) {
             differ(how, &mut record);
-            // These four changes give the meeting another name, so the rank meets no other rank. The meeting gets an
-            // epoch that no other meeting has, so that `oracle` does not compare it with those of other ranks.
+            // The changes 0, 1, 2 and 4 give the meeting another name, so the rank meets no other rank. The meeting
+            // gets an epoch that no other meeting has, so that `oracle` does not compare it with those of other ranks.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -313,8 +315,9 @@ impl World {
         Machine::new(Start { member, record }, self.random.next())
     }
 
-    /// Waits until the rank's device is idle, see [`Device::rest`](super::device::Device::rest). Before that, a trouble
-    /// of retirements may give the culprit's device work that does not end, or make the wait fail.
+    /// Waits until the rank's device is idle, see [`Device::rest`](super::device::Device::rest). Two troubles change
+    /// this on the culprit: under [`Trouble::RestsLate`], its device first gets work that lasts until the retirement
+    /// ends, and under [`Trouble::NeverAtRest`], the wait fails.
     fn wait_until_idle(&mut self, rank: u32) -> Result<Option<Release>, Violation> {
         let device = self.ranks[rank as usize].device.clone();
         let Some(devices) = &self.devices else { return Ok(None) };
@@ -330,8 +333,8 @@ impl World {
         rested
     }
 
-    /// Passes an answer to the rank's state machine, and executes its next request. Ignores the answer if `token` is
-    /// not that of the rank's last request.
+    /// Passes an answer to the state machine of the rank's meeting, and executes the machine's next request. Ignores
+    /// the answer if `token` is not that of the machine's last request.
     pub(super) fn answer(&mut self, rank: u32, token: u64, answer: Answer) -> Result<(), Violation> {
         let now = self.now;
         let mut answer = match answer {
@@ -376,7 +379,7 @@ impl World {
         }
     }
 
-    /// Executes a request of the rank's state machine.
+    /// Executes a request of the state machine of the rank's meeting.
     fn give(&mut self, rank: u32, want: Want) -> Result<(), Violation> {
         let token = self.random.next();
         self.rank(rank).token = token;

@@ -2,17 +2,25 @@
 //! failure.
 //!
 //! A seed and the [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
-//! between ranks), and the order of all events. In the program, the ranks allocate and free blocks of a pool, some with
-//! a length on which they agree first. They commit the pool for one or several groups: its segments become windows of
-//! the groups' communicators, or are registered plainly (`ncclCommRegister`) where the library has no windows. The
-//! ranks also capture graphs, enqueue collectives and point-to-point messages, and retire segments (free their memory).
-//! They run rendezvous, in which they map each other's memory, and exchanges, in which they agree on plans of one-sided
-//! transfers. They may create groups late or again.
+//! between ranks), and the order of all events. In the program, the ranks do the following:
 //!
-//! These parts are production code: the pools, the groups' states, the state machines of meetings, and the server and
-//! the clients of the store ([`bootstrap::store`]). The connections to the store are simulated. The devices and the
-//! library (NCCL) are those of `gpu-sim`. All of this runs in one thread with a simulated clock in µs. So a seed with
-//! the same limits always gives the same run.
+//! - They create groups, some of them late in the program or a second time.
+//! - They allocate blocks of a [pool](crate::SymmetricPool), and free them. For some blocks, they first agree on the
+//!   length.
+//! - They [commit](crate::SymmetricPool::commit) the pool for one or several groups: the pool's segments (its device
+//!   memory) become windows of the groups' NCCL communicators. If the NCCL release has no windows, the segments are
+//!   registered plainly (`ncclCommRegister`).
+//! - They [retire](crate::SymmetricPool::retire) segments: all ranks deregister the windows of a segment, and free its
+//!   memory.
+//! - They capture graphs, and enqueue collectives and point-to-point messages.
+//! - They run [rendezvous](crate::rendezvous), in which they map each other's memory, and [exchanges](crate::exchange),
+//!   in which they agree on plans. A plan is a list of one-sided transfers.
+//!
+//! These parts are production code: the pools, the state that a pool keeps for each group, the state machines of the
+//! agreements among ranks, and the server and the clients of the store ([`bootstrap::store`]). The connections to the
+//! store are simulated. The devices and the library (NCCL) are those of `gpu-sim`, the crate that simulates the CUDA
+//! driver and NCCL. A run takes place in one thread, with a simulated clock in µs. So a seed with the same limits
+//! always gives the same run.
 //!
 //! All files use these terms:
 //!
@@ -29,7 +37,12 @@
 //! - *Record*, *decision*, *action*, *outcome*, *verdict*: in a meeting, each member posts a record in the store. The
 //!   decision follows from all records, and may ask every member for an action, for example to register windows. Each
 //!   member then posts the outcome of its action. The verdict follows from all outcomes, and may ask for another
-//!   action. See [`bootstrap::agreement`]. The `Action`s of a rank's program are something else.
+//!   action. See [`bootstrap::agreement`]. The type `Action` of the file `scenario` is an entry of a rank's program,
+//!   and no action in this sense.
+//! - *In doubt*: from the post of its record until it has read the result, a member is in doubt, because the other
+//!   members may act on its record.
+//! - *Circle of waits*: ranks that wait for each other, each in a meeting in which another rank of the circle is
+//!   missing.
 //! - *Log* of a pool: the pool's operations in order, such as the placement or the freeing of a block.
 //! - *Poisoned* group: a group whose members may have different windows. Its communicator must be aborted. See
 //!   [`Poison`](crate::Poison).
@@ -63,18 +76,23 @@
 //! | `violation` | the limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! All ranks of a run are in one process. They export and open memory with the production code for such ranks,
-//! `sharing::Exports` and `sharing::open_exports`. This code maps memory without a file descriptor. The world of gpu-sim
-//! that a run uses belongs to one thread, and such a world exports no file descriptors. The functions `sharing::open`
-//! and `Memberships::retire` themselves do not run, because they would block the only thread of the run: the first waits
-//! for the sockets of ranks in other processes before it calls `open_exports`, and the second waits for a thread that
-//! waits for an idle device. `Device::rest` takes the place of the second, and makes the same calls into the driver.
+//! All ranks of a run are in one process. A rank *exports* memory, so that other ranks can *open* it, that is, map it.
+//! For both, the ranks use production code, `sharing::Exports` and `sharing::open_exports`. Between ranks of one
+//! process, this code needs no file descriptors. The simulation has none, because a run uses a world of gpu-sim (a
+//! simulated machine) that belongs to one thread, and such a world exports no file descriptors.
+//!
+//! Two production functions do not run, because they would block the only thread of the run:
+//! - `sharing::open`. It waits for file descriptors from ranks in other processes, and then calls `open_exports`. The
+//!   simulation calls only `open_exports`.
+//! - `Memberships::retire`. It waits for a thread that waits for an idle device. `Device::rest` takes the place of this
+//!   wait, and makes the same calls into the driver.
+//!
 //! Injected faults can make the driver calls of `open_exports` and `Device::rest` fail.
 //!
 //! The simulation leaves out:
-//! - The data of collectives and messages. The simulation only counts them.
+//! - The data of collectives and messages. The simulation only counts the collectives and the messages.
 //! - The code that connects the state machine of a meeting to NCCL and the store in production, such as
-//!   `membership/commit/member.rs`. `store` and `meetings` take its place.
+//!   `membership/commit/member.rs`. The files `store` and `meetings` take its place.
 //!
 //! The tests in `tests/end_to_end/embedded` cover both. They run production code on gpu-sim, with a thread for each
 //! rank.
@@ -128,9 +146,9 @@ use crate::lock::lock;
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The number of events of the run, including events that are no *step* of a rank.
+    /// The number of all events of the run. The *steps* of ranks (see [the terms](self)) are only some of them.
     pub steps: u64,
-    /// The visited states of the world, each as a hash, in ascending order. A state consists of the kind of trouble and
+    /// The visited states of the run, each as a hash, in ascending order. A state consists of the kind of trouble and
     /// the states of all ranks.
     pub states: Vec<u64>,
     /// A hash of the times and the order of all events. It is equal in all runs of a seed with the same limits.
@@ -232,7 +250,7 @@ pub struct Summary {
     pub seeds: u64,
     /// The number of events of all runs.
     pub steps: u64,
-    /// The visited states of the world, each as a hash. See [`Run::states`].
+    /// The visited states of all runs, each as a hash. See [`Run::states`].
     pub states: HashSet<u64>,
     /// The sums of [`Run::tally`] over all runs.
     pub tally: BTreeMap<(String, &'static str), u64>,

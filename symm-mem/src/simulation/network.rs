@@ -1,8 +1,10 @@
-//! The simulated network between the ranks and the store. The server and the clients are the production code of
-//! [`bootstrap::store`]; only the connections between them are simulated. The bytes of a connection travel in *pieces*,
-//! and arrive in the order in which they were sent. [`super::store`] decides when a piece arrives.
+//! The simulated network between the ranks and the store, a server of keys and values. The server and the clients are
+//! the production code of [`bootstrap::store`]; only the connections between them are simulated. The bytes of a
+//! connection travel in *pieces*, and arrive in the order in which they were sent. [`super::store`] decides when a
+//! piece arrives. The first message of a client on a new connection is its *greeting*, which the server answers.
 //!
-//! A *request* of a rank is executed by one or several *calls*, one after the other.
+//! A [*request*](super::requests) of a rank, for example to post a value, is executed by one or several *calls*, one
+//! after the other.
 
 use std::{collections::VecDeque, mem, sync::Mutex, time::Duration};
 
@@ -207,8 +209,8 @@ impl Network {
         piece.map_or_else(|| Ok(Vec::new()), |piece| self.step(server::Input::Received(id, &piece), now))
     }
 
-    /// Passes an input to the server, and then sends it ticks until it has nothing more to do at this time. Returns the
-    /// bytes that the server sends.
+    /// Passes an input to the server, and then ticks (inputs that only tell the time) until it has nothing more to do
+    /// at this time. Returns the bytes that the server sends.
     fn step(&mut self, input: server::Input<'_>, now: Duration) -> Result<Vec<Sent>, Violation> {
         let mut sent = Vec::new();
         let mut outputs = self.server.step(input, now);
@@ -256,16 +258,16 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store for the simulation itself, whose calls take no simulated time. The simulation uses it for its
-    /// checks, and for some work that in production the ranks do, such as the removal of keys. A call fails if it would
-    /// end the wait of a rank: the server would then send bytes to that rank, and this store cannot deliver them with a
-    /// delay.
+    /// Returns a store for the simulation itself. Calls to this store take no simulated time. The simulation uses it
+    /// for its checks, and for some work that in production the ranks do, such as the removal of keys. A call fails if
+    /// it would end the wait of a rank: the server would then send bytes to that rank, and this store cannot deliver
+    /// them with a delay.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }
 
-    /// Exchanges bytes between the client [`OBSERVER`] and the server until the client's greeting or call ends.
-    /// `outputs` are the outputs with which it has begun.
+    /// Exchanges bytes between the client of the connection [`OBSERVER`] and the server until the client's greeting or
+    /// call ends. `outputs` are the outputs with which the greeting or call has begun.
     fn observe(&mut self, mut outputs: Vec<client::Output>) -> Result<Option<Reply>, StoreError> {
         loop {
             let mut received = Vec::new();
