@@ -1,4 +1,5 @@
-//! Runs the state machines of an agreement's members over one store.
+//! Runs the state machines of an agreement's members over one store. The agreement may ask every member for *actions*.
+//! The *plan* of an action is its data, and the *outcome* is the data that a member posts after it.
 
 use std::time::Duration;
 
@@ -16,9 +17,10 @@ pub(super) struct EndedRank<P: Protocol> {
 }
 
 /// Runs an agreement, and returns how it ended on each rank, `None` for a rank that died. `machines[n]` is the state
-/// machine of rank n. `seed` determines the order of the ranks' steps. `victim` is a rank and the number of one of its
-/// steps, from 0: the rank dies before this step. `act` executes the action of a plan. It gets the rank, the plan, the
-/// deadline of the action, and the time, which it can increase.
+/// machine of rank n. `seed` determines the order of the ranks' steps, which are the transitions of their state
+/// machines. `victim` is a rank and the number of one of its steps, from 0: the rank dies before this step. `act`
+/// executes the action of a plan, and returns its outcome. It gets the rank, the plan, the deadline of the action, and
+/// the time, which it can increase.
 pub(super) fn drive<P: Protocol>(
     mut machines: Vec<Agreement<P>>,
     seed: u64,

@@ -1,4 +1,8 @@
-//! Tests of whole agreements about pools, and of the conversions of their endings.
+//! Tests of whole agreements about pools, and of the conversions of their endings. An ending is the reason why an
+//! agreement has no result on a member: [`Common`] is its form in `bootstrap`, and [`Ending`] its form in this crate.
+//!
+//! In a commit, the members may first *search* for the first operation that differs between their allocation logs. A
+//! member is *in doubt* if it does not know the result, and the other members may have acted on its record.
 
 use std::time::Duration;
 
@@ -19,8 +23,9 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
     assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
 }
 
-/// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action of rank 0 takes 2 s.
-/// Returns the plans of rank 0, each with the time at which its action began and the deadline of the action.
+/// Runs a commit of two ranks whose allocation logs differ after 1000 of 2000 operations. Each action of rank 0 takes 2
+/// s. Returns the plan (the data) of each action of rank 0, the time at which the action began, and the deadline of the
+/// action.
 fn searched() -> Vec<(CommitPlan, Duration, Duration)> {
     let machine = |rank: u32| {
         let (_, record) = plain(rank, &[(64, 1)]);
@@ -60,9 +65,10 @@ fn the_steps_of_a_search_share_their_limits() {
     assert_eq!(*until, *begun + ACTION_FLOOR);
 }
 
-/// A rank that loses the store does not learn what the others do next. It is in doubt, because they may have registered
-/// windows. Exception: a search after the members have decided to refuse the commit, because nothing is registered
-/// after that search. A failure on which the members agree leaves no doubt.
+/// A rank that loses the store in a commit does not learn what the others do next, and is in doubt, because they may
+/// have registered windows. Exception: a rank that loses the store during a search is not in doubt if the members have
+/// already decided to refuse the commit, because nothing is registered after that search. If all members agree on a
+/// failure, no member is in doubt.
 #[test]
 fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let CommitDecision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
@@ -111,8 +117,8 @@ fn member() -> Member {
     }
 }
 
-/// Two processes run as rank 0, and one of them gets this failure. The other members may have acted on the record of
-/// the other process, so the process with the failure is in doubt.
+/// Two processes run as rank 0, and one of them gets the failure [`Failure::Taken`]. The other members may have acted
+/// on the record of the other process, so the process with the failure is in doubt.
 #[test]
 fn a_rank_that_another_process_has_taken_is_in_doubt() {
     let taken = |rank| Failure::Taken { rank };
@@ -129,7 +135,7 @@ fn a_rank_that_another_process_has_taken_is_in_doubt() {
 }
 
 /// The user's deadline becomes [`Member::deadline`]: until then, a member in doubt repeats failed requests to the
-/// store. The member's patience ends earlier.
+/// store. The member's [patience](Member::patience), its wait for the records of the others, ends earlier.
 #[test]
 fn agreements_of_a_pool_have_the_deadline_of_the_user() {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
@@ -147,8 +153,9 @@ fn agreements_of_a_pool_have_the_deadline_of_the_user() {
     assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
 }
 
-/// If member lists differ, the refusal of a commit names the members of the group. The refusal of a retirement or an
-/// agreement on a length names the ranks of the domain.
+/// If members have different member lists, the agreement is refused. The refusal of a commit says that the lists of the
+/// group's members differ. The refusal of a retirement or an agreement on a length says that the lists of the domain's
+/// ranks differ.
 #[test]
 fn different_member_lists_name_the_group_or_the_domain() {
     let lists = || ValuesByRank::of([(0, vec![0, 1]), (1, vec![0, 1, 2])]);

@@ -1,4 +1,7 @@
-//! Tests of the binary form of the messages, and of the decision and the verdict of a commit.
+//! Tests of the binary form of the messages, and of the decision and the verdict of a
+//! [commit](crate::SymmetricPool::commit). In a commit, each member posts a *record*. The *decision* follows from the
+//! records of all members. If it is to register segments as windows, each member posts the *outcome* of its
+//! registration. The *verdict* follows from all outcomes.
 
 mod drive;
 mod endings;
@@ -114,7 +117,7 @@ fn records() -> impl Strategy<Value = Vec<(u32, CommitRecord)>> {
     })
 }
 
-/// Returns the counts of both ranks for each group for which both records have an entry.
+/// Returns the counts of both ranks' enqueued work, for each group for which both records have an entry.
 fn shared<'a>(
     own: &'a CommitRecord,
     other: &'a CommitRecord,
@@ -160,11 +163,12 @@ proptest! {
     }
 
     /// If the members decide to commit:
-    /// - Every member has the committed segments with the same history.
-    /// - The members have enqueued equal numbers of collectives, and of matching sends and receives. Captured messages
-    ///   are not compared.
-    /// - Every member is ready. Exception: with [`Policy::Prefix`], a check may have failed for a segment that is left
-    ///   out.
+    /// - Every member has the committed segments, with equal sizes and flags. At the creation of each segment, the
+    ///   allocation logs of the members were equal.
+    /// - The members have enqueued equal numbers of collectives, and of matching sends and receives. Messages that
+    ///   graphs have captured are not compared.
+    /// - Every member is ready. Exception: with [`Policy::Prefix`], a check may have failed for a segment that the
+    ///   commit leaves out.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Some(Agreed { segments, pending, .. }) = committed(decide(&records)) {
@@ -255,7 +259,7 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Compares the lengths and hashes of the binary forms of a record and of a decision with those of the current
+/// Compares the binary forms of a record (by length and hash) and of a decision with those of the current
 /// [`PROTOCOL_VERSION`]. If a form changes, the version must change too, because ranks with another release would
 /// decode the messages wrongly.
 #[test]
@@ -269,7 +273,8 @@ fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     assert_eq!(decision, expected, "to register 1 segment, joined with none, which rank 0 does not share");
 }
 
-/// Returns the [`Agreed`] in a decision to commit, also if a search comes first. Returns `None` for a refusal.
+/// Returns the [`Agreed`] in a decision to commit. The decision may first ask for a search for the first difference
+/// between the members' allocation logs. Returns `None` for a decision not to commit.
 fn committed(decision: CommitDecision) -> Option<Agreed> {
     match decision {
         CommitDecision::Agreed { agreed } => Some(agreed),
@@ -467,7 +472,8 @@ fn only_the_member_that_ended_the_group_is_blamed() {
             other => panic!("{other:?}"),
         };
     let ended = Some(RegistrationOutcome::Ended { rank: 2 });
-    // Rank 1 has not reported yet, but is not lost. Rank 3 has failed because rank 2 was lost.
+    // Rank 0 reports that the group has ended because rank 2 was lost. Rank 3 has failed for the same reason. Rank 1
+    // has not reported yet, but is not lost.
     let mut all =
         [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(RegistrationOutcome::Blocked))];
     assert_eq!(poison(&all), Poison::MembersLost { missing: vec![2], blocked: vec![4] });
@@ -478,7 +484,7 @@ fn only_the_member_that_ended_the_group_is_blamed() {
 }
 
 /// NCCL reserves as much address space on every member as the largest device has memory. So the decision compares the
-/// size of the new windows with the greatest value that a rank has posted.
+/// size of the new windows with the greatest amount of free address space that a rank has posted.
 #[test]
 fn the_largest_device_determines_the_address_space() {
     let of = |left: [Option<u64>; 3]| {

@@ -1,5 +1,6 @@
-//! Tests of two steps of a commit: the decision whether members open each other's memory, and the verdict on the
-//! outcomes of opening it.
+//! Tests of two steps of a commit: the decision whether members *open* (map) each other's memory, and the verdict on
+//! the outcomes of opening it. In its record, each member *offers* its new segments and its signal pad, the memory by
+//! which the others signal to it.
 
 use bootstrap::agreement::{Protocol, Report};
 
@@ -11,7 +12,7 @@ fn export(handle: Handle) -> Export {
 }
 
 /// Returns the offer of a rank that runs on host `host` in a process of its own: `segments` segments and, if `pad` is
-/// true, a signal pad. All of them have the handle `handle`.
+/// true, a signal pad. Other ranks open all of them by the same `handle`.
 fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) -> PeerOffer {
     let memory = OfferedMemory {
         site: Site { host, ..Site::simulated(rank) },

@@ -1,6 +1,7 @@
-//! Tests of retirements in which one rank dies. A step is one transition of a rank's state machine. For each step of
-//! the rank that dies, there is one run in which the rank dies just before it. A seed determines the order of all
-//! ranks' steps.
+//! Tests of [retirements](crate::SymmetricPool::retire) in which one rank dies. In a retirement, all ranks wait until
+//! their devices are idle, and then deregister the windows of the retired segments. A step is one transition of a
+//! rank's state machine. For each step of the rank that dies, there is one run in which the rank dies just before it. A
+//! seed determines the order of all ranks' steps.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -70,9 +71,11 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result, at most [`RETIREMENT_FLOOR`] after the deadline. If the result is a
-    /// refusal, no rank has deregistered windows. If it is a success, all ranks have deregistered theirs. The only
-    /// other possible result is a poison that names the dead rank.
+    /// If a rank dies, all other ranks get the same result, at most [`RETIREMENT_FLOOR`] after the deadline. There are
+    /// three possible results:
+    /// - A refusal. Then no rank has deregistered windows.
+    /// - A success. Then all ranks have deregistered their windows.
+    /// - A [`Poison`] that names the dead rank: some windows may remain.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
@@ -112,8 +115,8 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
-    // Rank 1 died after it had posted its success, so it is no culprit. The poison names rank 2, which reported the end
-    // of the group.
+    // Rank 1 died after it had posted its success, so it is no culprit: it has confirmed that its windows are gone. The
+    // poison names rank 2, which reported the end of the group.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });
