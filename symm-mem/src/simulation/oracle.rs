@@ -1,31 +1,35 @@
-//! The invariants of a run, which hold under every [trouble](super::trouble). The terms are defined in [`super`].
+//! The invariants of a run. They hold under every [trouble](super::trouble), the fault of the run or the difference
+//! between ranks. The *culprit* is the rank that the trouble concerns. The terms *meeting*, *member*, *domain*,
+//! *poisoned* and *lost store* are defined in [`super`].
 //!
-//! - Every live rank ends its program.
-//! - A rank ends each meeting at most this long after its deadline: a commit
-//!   [`COMMIT_FLOOR`](crate::agreement::COMMIT_FLOOR), another meeting
-//!   [`RETIREMENT_FLOOR`](crate::agreement::RETIREMENT_FLOOR). A rank that loses the store may repeat its requests for
-//!   [`Retry::FLOOR`] longer. Exception: the trouble stops the rank.
+//! - Every rank ends its program, unless the trouble kills the rank.
+//! - A rank ends each meeting in time: a commit at most [`COMMIT_FLOOR`](crate::agreement::COMMIT_FLOOR) after its
+//!   deadline, and any other meeting at most [`RETIREMENT_FLOOR`](crate::agreement::RETIREMENT_FLOOR) after its
+//!   deadline. A deadline below [`DEADLINE`] counts as [`DEADLINE`]. A rank that loses the store may repeat its
+//!   requests for [`Retry::FLOOR`] longer. A rank that the trouble [stops](Trouble::Stopped) may end at any time.
 //! - Members of a meeting get the same result. Exceptions: members that [lose the store](super::lost), and retirements
-//!   and agreements on a length under `OtherDomain` (see below).
+//!   and agreements on a length under [`OtherDomain`](Trouble::OtherDomain) (see below).
 //! - If two ranks wait for each other in different meetings for long enough, at least one of them gets an error that
 //!   lists this [circle of waits](super::waits).
 //! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
 //!   rank then gets a result other than a refusal from a retirement or an agreement on a length, every rank in its list
 //!   gets the same result.
 //! - Each refusal has one of these causes:
-//!   - The trouble.
-//!   - A slow store makes a rank late.
-//!   - A retirement names some of the segments that share a window, but not all of them.
-//!   - Under a trouble, in a group without the culprit: a member is late because it waited for the culprit.
-//!   - Under a trouble: the devices have little memory, and a poisoned group keeps memory on some ranks. So an
-//!     allocation fails on these ranks only.
+//!   - The trouble, directly.
+//!   - The trouble, through an earlier meeting: in a group without the culprit, a member is late because it waited for
+//!     the culprit before.
+//!   - The trouble, through a poisoned group: this group keeps memory on some ranks, and the devices have little
+//!     memory. So an allocation fails on these ranks only.
+//!   - Independent of the trouble: a slow store makes a rank late.
+//!   - Independent of the trouble: a retirement names some of the segments that share a window, and not all of them.
 //! - If the trouble causes a refusal that blames a rank, this rank is the culprit.
 //! - A refusal that says that the histories of the ranks' pools differ names the first operation that differs.
 //! - Members that have committed segments have mapped each other's segments, unless the trouble explains why not.
-//! - In a collective, the members use a block through the same window at the same offset, or all through plain
-//!   registrations, or all without either. The window covers the memory of the block on every member.
-//! - A one-sided transfer belongs to the last agreed [plan](super::plans) of its name. For this plan, the peer still
-//!   lends the memory and the signal slot that the transfer accesses.
+//! - In a collective, all members use a block in the same way: through the same window at the same offset, through
+//!   plain registrations (`ncclCommRegister`), or without either. A window covers the memory of the block on every
+//!   member.
+//! - A one-sided transfer belongs to the last agreed plan of its name. For this plan, the peer still lends the memory
+//!   and the signal slot that the transfer accesses. See [`exchanges`](super::exchanges) for *plan*, *lend* and *slot*.
 //! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
 //!   or the last meetings may leave.
 
@@ -43,7 +47,8 @@ use super::{
 use crate::agreement::{Agreed, PeerMappings, Refusal, Unmapped};
 
 impl World {
-    /// Checks that every live rank has ended its program, and checks all meetings and uses of blocks.
+    /// Checks that every rank that is not dead has ended its program. Then checks all meetings, and all uses of blocks
+    /// in collectives.
     pub(super) fn judge(&self) -> Result<(), Violation> {
         for rank in self.ranks.iter().filter(|rank| !rank.dead) {
             ensure!(rank.task.is_none() && rank.program.is_empty(), "rank {} hangs", rank.number);
@@ -86,8 +91,8 @@ impl World {
             return Ok(());
         }
         // The last commit may be refused if the culprit has skipped an earlier commit: the culprit waits in the last
-        // commit, while the others still wait for it in the skipped commit. The refusal reports a circle of waits or
-        // different epochs of the group.
+        // commit, while the others still wait for it in the skipped commit. The refusal reports a circle of waits. If
+        // the culprit has created the group again in the meantime, it may report different epochs of the group instead.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -152,7 +157,8 @@ impl World {
             matches!(self.scenario.trouble, Trouble::Stopped(..)) && self.scenario.is_culprit(it.rank)
         };
         for it in ended {
-            // A rank that is in doubt waits at least this long for the store to answer again.
+            // A rank in doubt has posted its record and does not know the result. It repeats a failed request for at
+            // least this long.
             let retries = if self.loses_store(it.rank) { Retry::FLOOR.as_micros() as u64 } else { 0 };
             // An agreement on a length may take longer: a rank whose patience (the time for which it waits for missing
             // members) has ended searches for a circle of waits. It reads the waits of all ranks from the store twice

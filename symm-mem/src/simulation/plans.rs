@@ -1,5 +1,6 @@
-//! One-sided exchanges: agreements on plans, simulated transfers, and the closing of plans. The terms are defined in
-//! [`exchanges`](super::exchanges).
+//! One-sided exchanges: agreements on plans, simulated transfers, and the closing of plans. The terms *plan*, *lend*,
+//! *slot*, *close*, *lease* and *quarantine* are defined in [`exchanges`](super::exchanges). The *copier* and the
+//! *lender* are the two ranks of a transfer, see [`DrawnTransfer`].
 
 use std::{
     collections::BTreeSet,
@@ -74,7 +75,7 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// Changes the culprit's record so that it does not fit the records of its peers. `how`, the number in
+/// Changes the culprit's [record](super) so that it does not fit the records of its peers. `how`, the number in
 /// [`Trouble::ExchangesOtherwise`], selects the change. Some changes have no effect on a record without transfers.
 fn differ(how: usize, record: &mut ExchangeRecord) {
     match how {
@@ -161,8 +162,8 @@ impl World {
         self.begin(rank, Work::Exchange { machine, exchanging: Box::new(exchanging) }, meeting, deadline)
     }
 
-    /// Returns the allocation of the rank's buffer with index `buffer` in the exchange of `group`. Makes a new one if
-    /// there is none, or if `fresh` is true.
+    /// Returns the current allocation of the buffer with index `buffer`, one of those that the rank lends in the
+    /// exchanges of `group`. Makes a new allocation if there is none, or if `fresh` is true.
     fn lent_buffer(
         &mut self,
         rank: u32,
@@ -184,8 +185,8 @@ impl World {
         Ok(allocation)
     }
 
-    /// Opens the memory that peers lend for the plan `agreement`, except memory that is already open on the rank.
-    /// Returns the outcome.
+    /// Opens (maps) the memory that peers lend for the plan `agreement`, except memory that is already open on the
+    /// rank. Returns the rank's [outcome](super) in the exchange.
     pub(super) fn open(
         &mut self,
         rank: u32,
@@ -222,8 +223,8 @@ impl World {
         Ok(OpeningOutcome::Mapped)
     }
 
-    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. The route of a transfer names the
-    /// peer, and the peer's memory and slot for this transfer.
+    /// Ends an exchange on a rank. If the members have agreed on the plan, checks the opened memory and the agreed
+    /// routes. The route of a transfer names the peer, and the peer's memory and slot for this transfer.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -283,8 +284,9 @@ impl World {
     /// Simulates the transfers of one of the rank's plans with this name: the oldest one if `former` is true, else the
     /// newest. Copies no data.
     ///
-    /// Checks that `Generations::admit` succeeds exactly if the plan has the last agreed generation of its name. If it
-    /// succeeds, also checks each transfer with a live peer:
+    /// Before a transfer, production code asks `Generations::admit` whether the plan is the last agreed one of its
+    /// name. Checks that `admit` succeeds in exactly this case. If it succeeds, checks each transfer whose peer is not
+    /// dead:
     ///
     /// - The peer has lent the slot for this plan.
     /// - If the rank is the copier, the peer still lends the memory, and the number that the rank reads at the start of
@@ -405,9 +407,10 @@ impl World {
         Ok(())
     }
 
-    /// Checks the live ranks' exchanges at the end of the run: no handle is open, no lease runs, and all slots are free
-    /// except those of plans in quarantine. Plans may be in quarantine only if the run's [`Trouble`] delays ranks or
-    /// the leases are short. Then drops the exchanges, and checks that all lent memory has been freed.
+    /// Checks the exchanges of the ranks that are not dead, at the end of the run: no memory of a peer is open, no
+    /// lease runs, and all slots are free except those of plans in quarantine. Plans may be in quarantine only if the
+    /// run's [`Trouble`] delays ranks or the leases are short. Then drops the exchanges, and checks that all lent
+    /// memory has been freed.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

@@ -1,5 +1,6 @@
-//! Draws the programs of all ranks. A program is a list of [`Action`]s in phases. The terms *phase*, *trouble* and
-//! *culprit* are defined in [`super`]. The *second pool* is defined in [`scenario`](super::scenario).
+//! Draws the programs of all ranks. A program is a list of [`Action`]s, in parts called phases. The *trouble* is the
+//! fault of the run, or the difference between ranks. The *culprit* is the rank that the trouble concerns. Further
+//! terms are defined in [`super`], and the *second pool* in [`scenario`](super::scenario).
 
 use std::collections::BTreeMap;
 
@@ -157,7 +158,8 @@ impl<'a> Writer<'a> {
         self.made.sort_unstable();
     }
 
-    /// Writes a retirement in about a third of the phases, and in every phase if the trouble needs a retirement.
+    /// Writes a [retirement](Action::Retire) in about a third of the phases, and in every phase if the trouble needs
+    /// one.
     fn maybe_retire(&mut self, bad: bool) {
         let wanted = matches!(
             self.trouble,
@@ -234,8 +236,9 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// In some phases, writes for one group a commit of the first pool and one of the second pool, in this order. Under
-    /// [`Trouble::CrossesPools`], the culprit has the opposite order.
+    /// In some phases, writes for one group a commit of the first pool and one of the second pool, in this order. If
+    /// `bad` is true and the trouble is [`Trouble::CrossesPools`], writes them in any case, for a group of the culprit,
+    /// and the culprit has the opposite order.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -262,8 +265,9 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes messages from each member of a group to the next one, like those between the stages of a pipeline. So the
-    /// first and the last member exchange messages with one peer, and the others with two.
+    /// In about half of the phases, writes messages from each member of one group to the next member, like those
+    /// between the stages of a pipeline. So the first and the last member exchange messages with one peer, and the
+    /// members between them with two.
     fn messages(&mut self) {
         if self.made.is_empty() || !self.aside.one_in(2) {
             return;

@@ -1,4 +1,6 @@
-//! A rank: its pools with their device, its groups, and its current meeting (one of [the terms](super)).
+//! A rank: its pools with their device, its groups, and its current *meeting* (an agreement among ranks). The terms
+//! *domain*, *trouble*, *culprit*, *record*, *log* and *poisoned* are defined in [`super`]. The *epoch* of a group is a
+//! part of its id: a rank can create a group again, in the same epoch or in the next one ([`Action::Make`]).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,8 +38,9 @@ use crate::{
 /// Returns two stores, which are used only to create domains. Each rank creates a domain in each of them: in the first
 /// store, the domain of its pools; in the second, a domain that only supplies the pool id [`Rank::twin`].
 ///
-/// In production, a domain draws its instance number at random and writes it to the store. Here the stores already
-/// contain instance numbers that are drawn from the seed, so that each run of a seed has the same numbers.
+/// The *instance number* of a domain is a random number, equal on all ranks. Domains in different stores differ in it.
+/// In production, the domain draws the number and writes it to the store. Here the stores already contain instance
+/// numbers that are drawn from the seed, so that each run of a seed has the same numbers.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -72,9 +75,9 @@ pub(super) struct Membership {
     /// A reference to the pool's memory, so that dropping the pool does not free memory that the group's communicator
     /// has registered. The rank holds it from its first attempt to register segments until the communicator has ended.
     pub(super) kept: Option<Arc<PoolMemory>>,
-    /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous that made
-    /// the mapping (counted by `rendezvous`), and the [numbers](super::work::Work::Meet::identity) that the rank has
-    /// read from the start of the mapped memory.
+    /// The mappings of peers' memory that rendezvous have made. In a rendezvous, the members map each other's memory.
+    /// Each value is the number of the rendezvous that made the mapping (counted by `rendezvous`), and the
+    /// [numbers](super::work::Work::Meet::identity) that the rank has read from the start of the mapped memory.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -122,11 +125,12 @@ impl Membership {
 
 /// A graph capture in progress.
 pub(super) struct Capture {
-    /// The pool's handle of the capture, or `None` if the capture was not declared to the pool.
+    /// The pool's handle of the capture, or `None` if the rank has not declared the capture to the pool by
+    /// `begin_capture`.
     pub(super) declared: Option<PoolCapture>,
     /// A random number, in place of the driver's id of the capture.
     number: u64,
-    /// Holds the blocks that the captured work uses, if the capture was not declared to the pool.
+    /// Keeps the blocks that the captured work uses from being freed, if the capture was not declared to the pool.
     hold: Option<Arc<GraphHold>>,
     /// The addresses of the blocks that the captured work uses.
     used: Vec<Range<u64>>,
@@ -172,7 +176,7 @@ impl Capture {
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
-    /// The number of operations in the log of the rank's first pool when the meeting began.
+    /// The number of operations in the log of the rank's [first pool](Rank::pool) when the meeting began.
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
@@ -190,25 +194,31 @@ pub(super) struct Rank {
     pub(super) number: u32,
     pub(super) program: VecDeque<Action>,
     pub(super) device: Arc<Device>,
+    /// The first pool, which all actions use that name no other pool.
     pub(super) pool: SymmetricPool,
     /// A second pool of the domain, which stays empty. Its commits test that ranks can commit two pools for a group,
     /// also in different orders ([`Trouble::CrossesPools`](super::trouble::Trouble::CrossesPools)).
     pub(super) second: SymmetricPool,
-    /// The id of a pool whose domain belongs to another store. Its domain and pool numbers equal those of `pool`, but
-    /// the random instance number of its domain differs. In exchanges, the rank names some allocations that it lends as
-    /// segments of `pool`, and others as segments of this pool. This tests that ranks also compare the instance number.
+    /// A pool id that belongs to no pool of the rank. Its domain number and its pool number equal those in the id of
+    /// `pool`, but its [instance number](stores) differs. In exchanges, the rank names some allocations that it lends
+    /// as segments of `pool`, and others as segments of a pool with this id. This tests that a comparison of ids
+    /// includes the instance number.
     pub(super) twin: PoolId,
-    /// The rank's blocks. Each has an identity, which is a hash of all operations of the pool up to the placement of
-    /// the block. A block has the same identity on all ranks whose pools have executed the same operations.
+    /// The rank's blocks, each with its identity: a hash of all operations of the pool up to the placement of the
+    /// block. A block has the same identity on all ranks whose pools have executed the same operations.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
     pub(super) capture: Option<Capture>,
     pub(super) graphs: Vec<Graph>,
+    /// The groups that the rank has created, by uid.
     pub(super) groups: BTreeMap<u64, Membership>,
+    /// The rank's one-sided exchanges, by the uid of the group. In an exchange, members lend each other memory, see
+    /// [`exchanges`](super::exchanges).
     pub(super) exchanges: BTreeMap<u64, Exchanges>,
     /// The simulated device memory of exchanges: the rank allocates here the memory that it lends, and maps here the
     /// memory that peers lend.
     pub(super) lending: Arc<Device>,
-    /// The persistent allocations that the rank has offered in rendezvous, by id. They are on `lending`, and begin with
+    /// The allocations outside the pools that the rank has offered in rendezvous, by id. They are *persistent*: the
+    /// rank keeps them until the end of the run, and all ranks use the same ids. They are on `lending`, and begin with
     /// the id.
     pub(super) persistent: BTreeMap<u64, Allocation>,
     /// The number of allocations that the rank has made on `lending` for exchanges.
@@ -227,10 +237,11 @@ pub(super) struct Rank {
     pub(super) token: u64,
     /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
-    /// The number of [steps](super) of the rank. A trouble can select a step by this number.
+    /// The number of [steps](super) of the rank, which are the events that it handles. A trouble can select a step by
+    /// this number.
     pub(super) steps: u64,
-    /// The number of actions that the rank has begun in all its meetings, see
-    /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). The [`Action`]s of its program are not such actions.
+    /// The number of actions that the rank has begun in all its meetings, for example to register windows. See
+    /// [`CutOffAt::Action`](super::trouble::CutOffAt::Action). The [`Action`]s of its program do not count.
     pub(super) actions: u64,
     /// Like `actions`, but counts only actions of retirements.
     pub(super) retirement_actions: u64,
@@ -241,8 +252,8 @@ pub(super) struct Rank {
     pub(super) lost: bool,
     /// The dead rank that this rank's watchdogs have reported, or `None`.
     pub(super) reported_dead: Option<u32>,
-    /// True if this rank is the culprit (the rank that the trouble concerns) and has deviated from its peers. Some
-    /// troubles make the culprit deviate only once.
+    /// True once this rank has deviated from its peers, as the culprit of a trouble that makes it deviate only once,
+    /// for example in its first exchange.
     pub(super) has_deviated: bool,
     /// The time until which the rank handles no events, on the simulation's clock in µs.
     pub(super) stopped_until: u64,
@@ -258,8 +269,8 @@ pub(super) struct Rank {
 
 impl Rank {
     /// Creates a rank whose domain has the members `ranks`. If `extra` is true, the rank creates the domain twice, see
-    /// [`Trouble::ExtraDomain`](super::trouble::Trouble::ExtraDomain). The two devices are for its pools and for the
-    /// memory of its exchanges.
+    /// [`Trouble::ExtraDomain`](super::trouble::Trouble::ExtraDomain). The first device is for the rank's pools, and
+    /// the second one for the memory of its exchanges. The `stores` are those that [`stores`] returns.
     pub(super) fn new(
         number: u32,
         ranks: &[u32],
@@ -353,7 +364,8 @@ impl Rank {
         if matches!(kind, Kind::Second(_)) { &self.second } else { &self.pool }
     }
 
-    /// Returns a range that overlaps `bytes` and is used by a graph or the capture of the rank, if there is one.
+    /// Returns an address range that overlaps `bytes` and that a graph or the current capture of the rank uses, or
+    /// `None` if there is no such range.
     pub(super) fn used_by_graph(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let captured = self.capture.iter().flat_map(|capture| &capture.used);
         let mut used = self.graphs.iter().flat_map(|graph| &graph.used).chain(captured);
@@ -400,8 +412,8 @@ impl Rank {
         hasher.finish()
     }
 
-    /// Returns the address range and the identity of the segment with this ordinal, or `None` if it does not exist on
-    /// this rank.
+    /// Returns the address range and the identity of the segment with this ordinal (its number in the pool), or `None`
+    /// if the segment does not exist on this rank.
     pub(super) fn extent(&self, ordinal: u32) -> Option<Extent> {
         let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
         let identity = *self.segments.get(ordinal as usize)?;

@@ -1,5 +1,6 @@
 //! The ranks' registrations with the library (NCCL): windows, which all members of a group register together, and plain
-//! registrations (`ncclCommRegister`), which each rank makes alone.
+//! registrations (`ncclCommRegister`), which each rank makes alone. The terms *trouble*, *outcome*, *retire* and
+//! *poisoned* are defined in [`super`].
 
 use std::time::Duration;
 
@@ -25,8 +26,8 @@ use crate::{
 };
 
 impl World {
-    /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal is in `joined`
-    /// shares the window of the segment before it. `token` identifies the request, see
+    /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal (its number in
+    /// the pool) is in `joined` shares the window of the segment before it. `token` identifies the request, see
     /// [`Rank::token`](super::rank::Rank::token). If the run's [`Trouble`] concerns this rank, it may delay the call
     /// into the library or make it fail.
     pub(super) fn register(
@@ -90,7 +91,7 @@ impl World {
         registered
     }
 
-    /// Passes the outcomes of window registrations that have ended to the state machines of the ranks.
+    /// Passes the outcomes of window registrations that have ended to the [state machines](Work) of the ranks' commits.
     pub(super) fn pass_ended_calls(&mut self) -> Result<(), Violation> {
         let ended = self.library.take_ended_calls();
         self.may_register(&ended)?;
@@ -222,9 +223,10 @@ impl World {
     }
 
     /// Ends the agreement on plain registration for a rank. If the members have agreed to undo their registrations,
-    /// deregisters the segments that the rank has registered. If the group is poisoned, leaves its communicator. Unless
-    /// the agreement has failed, checks that the pool reports the segments as `Registered` if the members keep their
-    /// registrations, else as `Agreed`.
+    /// deregisters the segments that the rank has registered. If the group is poisoned, leaves its communicator.
+    ///
+    /// If the agreement has not failed, checks the state of the segments in the pool: `Registered` if the members keep
+    /// their registrations, else `Agreed`.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,

@@ -17,6 +17,7 @@ use bootstrap::{
 use super::violation::Violation;
 use crate::lock::lock;
 
+/// A request of a rank to the store. `Agreement` is a request of the state machine of the rank's [meeting](super).
 #[derive(Debug, Clone)]
 pub(super) enum StoreRequest {
     /// Sets a key that only this rank writes.
@@ -40,13 +41,14 @@ impl StoreRequest {
 /// How the simulation continues after the answer to a rank's request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The answer goes to the state machine of the rank's [meeting](super). The number is the token of the request.
+    /// The answer goes to the state machine of the rank's [meeting](super) (an agreement among ranks). The number is
+    /// the token of the request, see [`Rank::token`](super::rank::Rank::token).
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The request reports to another rank, the lender, that the requesting rank has closed a plan of an exchange: it
-    /// no longer accesses the memory that the lender has lent for the plan. After the answer, the lender checks which
-    /// lent memory it can free. The number is the lender's rank.
+    /// The request reports to another rank, the lender, that the requesting rank has closed a plan of an
+    /// [exchange](super::exchanges): it no longer accesses the memory that the lender has lent for the plan. After the
+    /// answer, the lender checks which lent memory it can free. The number is the lender's rank.
     Closed(u32),
 }
 
@@ -59,7 +61,7 @@ pub(super) struct Asked {
     pub(super) rank: u32,
     pub(super) goal: Goal,
     pub(super) request: StoreRequest,
-    /// The end of the wait on the simulation's clock. `None` if the request does not wait for a key.
+    /// If the request waits for a key of the store, the end of this wait on the simulation's clock. Else `None`.
     pub(super) until: Option<Duration>,
     /// One entry for each ended call of the request. `None`: the deadline of the call has passed. `Some(None)`: the
     /// store has served the call, and calls of this kind return nothing. `Some(Some(reply))`: the store's reply.

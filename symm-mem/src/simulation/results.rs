@@ -1,4 +1,5 @@
-//! The results of [meetings](super), as ranks get them.
+//! The results of *meetings*, as ranks get them. A meeting is one agreement among ranks. Further terms, such as
+//! *record*, *log*, *poisoned* and *lost store*, are defined in [`super`].
 
 use crate::{
     agreement::{self, Agreed, COMMIT_FLOOR, Plain, Poison, RETIREMENT_FLOOR, Refusal, Retired},
@@ -10,17 +11,20 @@ use crate::{
 /// number, all ranks of the domain take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
+    /// A commit of the [first pool](super::rank::Rank::pool) of the ranks.
     Commit(u64),
     /// A commit of the [second pool](super::rank::Rank::second) of the ranks.
     Second(u64),
     /// The agreement on whether the members keep their plain registrations (`ncclCommRegister`). It follows a commit
     /// without windows.
     Plain(u64),
+    /// A retirement: all ranks free the memory of the same segments.
     Retire,
     /// The agreement on a length in bytes, for an allocation.
     Length,
-    /// A rendezvous.
+    /// A rendezvous: the members map each other's memory.
     Meet(u64),
+    /// An [exchange](super::exchanges): the members agree on a plan of one-sided transfers.
     Exchange(u64),
 }
 
@@ -47,9 +51,14 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Meeting {
     pub(super) kind: Kind,
-    /// The epoch of the group for a commit or a plain registration. For a rendezvous, a number made of the epoch and
-    /// [`Life::number`](super::library::Life). Otherwise 0. Under some troubles, a number that keeps the
-    /// [oracle](super::oracle) from comparing the results of the culprit's meetings with those of other ranks.
+    /// A number that depends on the kind:
+    /// - For a commit, or an agreement on plain registrations: the epoch of the group, a part of its
+    ///   [id](crate::GroupId).
+    /// - For a rendezvous: a number made of the epoch and [`Life::number`](super::library::Life).
+    /// - For all other kinds: 0.
+    ///
+    /// Exception: under some troubles, meetings of the culprit have a number that no meeting of another rank has. So
+    /// the [oracle](super::oracle) does not compare their results with those of other ranks.
     pub(super) epoch: u64,
     /// The number of the meeting among those of its kind and epoch.
     pub(super) round: u64,
@@ -85,7 +94,7 @@ pub(super) struct Ended {
     pub(super) said: MeetingResult,
     /// The time of the end on the simulation's clock in µs.
     pub(super) ended: u64,
-    /// The number of operations in the log of the rank's first pool when the meeting began.
+    /// The number of operations in the log of the rank's [first pool](super::rank::Rank::pool) when the meeting began.
     pub(super) history: u64,
     /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
@@ -94,7 +103,8 @@ pub(super) struct Ended {
     /// The members whose records the store has at the end of the meeting. `None` if the trouble makes no rank lose the
     /// store, or if this rank has not asked the store to store its own record.
     pub(super) arrived: Option<Vec<u32>>,
-    /// The number of groups whose commit logs the meeting uses on this rank.
+    /// The number of groups whose logs of committed segments ([`GroupLog`](agreement::GroupLog)) the meeting uses on
+    /// this rank.
     pub(super) groups: usize,
     /// The number of these groups that were poisoned on this rank before the end of the meeting, and after it.
     pub(super) poisoned: [usize; 2],
@@ -109,8 +119,8 @@ pub(super) struct Used {
     pub(super) way: Way,
 }
 
-/// How a collective accesses a block: at a byte offset in a window, through a plain registration, or without either.
-/// The serial of a window is the number of windows that the communicator had registered before.
+/// How a collective accesses a block: at a byte offset in a window, through a plain registration (`ncclCommRegister`),
+/// or without either. The serial of a window is the number of windows that the communicator had registered before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -118,7 +128,7 @@ pub(super) enum Way {
     Without,
 }
 
-/// The error with which a meeting has ended on a rank. `Pool` is for all meetings about a pool.
+/// The error with which a meeting has ended on a rank. `Pool` is for all meetings [about a pool](Kind::is_of_pool).
 enum Failed<'a> {
     Pool(&'a agreement::Ending),
     Meet(&'a protocol::RendezvousEnding),
@@ -150,7 +160,7 @@ impl MeetingResult {
         )
     }
 
-    /// Returns true if the members have agreed on the result: a success, a refusal or the poison of a group. Returns
+    /// Returns true if the result is one on which the members agree: a success, a refusal, or a poisoned group. Returns
     /// false for a failure of this rank alone.
     pub(super) fn is_agreed(&self) -> bool {
         matches!(
@@ -197,8 +207,9 @@ impl MeetingResult {
         }
     }
 
-    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. The members need
-    /// this time for the actions after the decision, or to repeat a failed store request for the last time.
+    /// Returns the time in µs by which a meeting with this result may exceed its deadline. The members need this time
+    /// for the [actions](super) after the decision, or to repeat a failed store request for the last time. The
+    /// [oracle](super::oracle) adds further time if the rank loses the store, or for an agreement on a length.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));

@@ -1,6 +1,6 @@
 //! The choices of a seed: ranks and groups, the program of every rank, and the trouble, which is a fault or a
 //! difference between ranks. The *culprit* is the rank that the trouble concerns. A *meeting* is one agreement among
-//! ranks, for example on a commit.
+//! ranks, for example on a commit. Further terms are defined in [`super`].
 //!
 //! Every rank has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty,
 //! and is only [committed](Action::Commit).
@@ -93,6 +93,7 @@ pub(super) enum Action {
     },
     /// Ends the capture, and keeps its graph.
     EndCapture,
+    /// Drops all graphs of the rank.
     DropGraphs,
     DropLastGraph,
     /// Frees the rank's blocks in some segments, and then retires these segments (frees their memory on all ranks).
@@ -109,8 +110,9 @@ pub(super) enum Action {
         group: u64,
         what: RendezvousInput,
     },
-    /// Agrees with the group's members on a plan, a list of one-sided transfers between them. `name` is the name of the
-    /// plan. The transfers are drawn from `seed`, which is equal on all members.
+    /// Runs an [exchange](super::exchanges): agrees with the group's members on a plan, a list of one-sided transfers
+    /// between them. `name` is the name of the plan. The transfers are drawn from `seed`, which is equal on all
+    /// members.
     Exchange {
         group: u64,
         name: u64,
@@ -133,8 +135,8 @@ pub(super) enum Action {
     /// Drops all plans, and the buffers that the rank lends to peers for the plans' transfers. A lent buffer is freed
     /// once the peers have closed the plans that use it.
     CloseExchanges,
-    /// Creates the group with its communicator. If the rank already has the group, the new group replaces it. The new
-    /// group is in the next epoch if `epoch` is true, else in the same epoch.
+    /// Creates the group with its communicator. If the rank already has the group, the new group replaces it. If
+    /// `epoch` is true, the id of the new group then has the next epoch, else the same id as before.
     Make {
         group: u64,
         epoch: bool,
@@ -149,7 +151,8 @@ pub(super) enum Action {
 pub(super) enum RendezvousInput {
     /// The rank's block with index `nth` modulo the number of its blocks.
     Block { nth: u64 },
-    /// The persistent allocation with this id.
+    /// A [persistent allocation](super::rank::Rank::persistent), which belongs to no pool. All members use the same
+    /// `id`.
     Persistent { id: u64 },
 }
 
@@ -157,7 +160,8 @@ pub(super) enum RendezvousInput {
 #[derive(Debug, Clone)]
 pub(super) struct Scenario {
     pub(super) trouble: Trouble,
-    /// The rank that the trouble concerns. A seed also draws a culprit if the trouble concerns no single rank.
+    /// The rank that the trouble concerns. A seed draws a culprit in any case, but some troubles concern no single
+    /// rank.
     pub(super) culprit: u32,
     /// The members of each group, by the group's uid.
     pub(super) groups: BTreeMap<u64, Vec<u32>>,
@@ -170,8 +174,8 @@ pub(super) struct Scenario {
     culprit_capacity: u64,
     /// True if `capacity` is so small, at most 70 MiB, that allocations may fail.
     pub(super) scarce: bool,
-    /// The longest random delay in µs. A piece of a message to or from the store arrives after a random delay, and so
-    /// does the result of a call into the library.
+    /// The longest random delay in µs. Messages to and from the store travel in one or two pieces, and each piece
+    /// arrives after a random delay. So does the result of a call into the library.
     pub(super) slowest: u64,
     /// True if the connection of a rank to the store sometimes breaks before the answer to a write arrives. The rank
     /// then makes the request again.
@@ -262,8 +266,8 @@ impl Scenario {
         (release, WindowSupport::Unavailable { reason })
     }
 
-    /// Returns the ranks that `rank` lists as members when it creates the domain of its pools, in a job of `world`
-    /// ranks.
+    /// Returns the ranks that `rank` lists as members when it creates the [domain](crate::Domain) of its pools, in a
+    /// job of `world` ranks.
     pub(super) fn domain(&self, rank: u32, world: u32) -> Vec<u32> {
         let lacks = match self.trouble {
             Trouble::OtherDomain { lacks: true } if self.is_culprit(rank) => Some((rank + 1) % world),
@@ -275,8 +279,8 @@ impl Scenario {
 
     /// Returns the address space in bytes that is left for windows of `group`, as `rank` reports it in a commit. A rank
     /// computes it from the memory size of its own device. Under [`Trouble::AddressSpace`], the culprit reports 3 MiB,
-    /// and the other members of its groups report 2 MiB. Otherwise every rank reports 1 TiB, which is enough for all
-    /// windows.
+    /// and the other members of its groups report 2 MiB. Under all other troubles, and in groups without the culprit, a
+    /// rank reports 1 TiB, which is enough for all windows.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
             Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,

@@ -1,4 +1,6 @@
-//! Exports the memory of ranks in their meetings, and opens the memory that other members export.
+//! Exports the memory of ranks in their [meetings](super), and opens the memory that other members export. To *export*
+//! memory is to make a description of it by which other members can *open* (map) it. A [`Party`] is a member of the
+//! meeting, with its location and its exports.
 
 use std::collections::HashMap;
 
@@ -19,12 +21,13 @@ use crate::{
     sharing::{self, Export, Exports, Imported, OpeningOutcome, Party, Shareable, Site},
 };
 
-/// Opened memory, by the indices of the party and of its export.
+/// Opened memory, by the index of the party among all parties and the index of the export among the party's exports.
 type Opened = HashMap<(usize, usize), Imported>;
 
 impl World {
-    /// Opens the memory that the other members export in `records`, and reads the number at the start of each. Schedules
-    /// the outcome and the numbers as an answer for the rank's state machine.
+    /// Opens the memory that the other members of a rendezvous export in `records`, and reads the
+    /// [number](Work::Meet::identity) at the start of each. Schedules the outcome and the numbers as an answer for the
+    /// [state machine](Work) of the rank's rendezvous.
     pub(super) fn share(
         &mut self,
         rank: u32,
@@ -49,8 +52,10 @@ impl World {
         Ok(())
     }
 
-    /// Opens memory of the other members for `device`, by [`sharing::open_exports`]. Under [`Trouble::CannotMap`], this
-    /// fails in the culprit's driver.
+    /// Opens memory of the other members for `device`, by [`sharing::open_exports`]. `own` is the index of the rank in
+    /// `parties`. `wanted` gets the indices of another party and of this rank, and returns the indices of the exports
+    /// of that party that this rank opens. If the memory cannot be opened, the outcome is the inner error. Under
+    /// [`Trouble::CannotMap`], the culprit's driver fails to map the memory.
     pub(super) fn open_exports(
         &self,
         rank: u32,
@@ -73,7 +78,8 @@ impl World {
     /// Opens some of the memory that the members of a commit export in `agreed`, and returns the outcome.
     ///
     /// To save computing time, the rank maps only one segment: the first new segment of the next member. From the
-    /// mapping, it reads the segment's identity, which must be that of its own segment with this ordinal.
+    /// mapping, it reads the segment's [identity](super::library::Extent::identity), which must be that of the rank's
+    /// own first new segment.
     pub(super) fn open_segments(&self, rank: u32, agreed: &Agreed) -> Result<OpeningOutcome, Violation> {
         let state = &self.ranks[rank as usize];
         let (PeerMappings::Offered { members }, Some(Task { work: Work::Commit { segments, .. }, .. })) =
@@ -108,7 +114,7 @@ impl World {
     }
 }
 
-/// The site of a rank. All ranks are in one process.
+/// Returns the location of a rank as other ranks see it. All ranks are in one process.
 pub(super) fn site(rank: u32) -> Site {
     Site { process: 1, ..Site::simulated(rank) }
 }
@@ -120,7 +126,8 @@ pub(super) fn export(exports: &mut Exports, device: &Device, address: u64) -> Re
     exports.add(Shareable::Virtual(memory), bytes).map_err(Violation)
 }
 
-/// Exports the new segments of a commit. The ranks have no signal pads.
+/// Exports the new segments of a commit. The ranks export no signal pads (memory by which other members signal to a
+/// rank).
 pub(super) fn offered(
     rank: u32,
     pool: &SymmetricPool,

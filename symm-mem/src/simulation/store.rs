@@ -1,8 +1,9 @@
-//! Carries the requests of ranks to the store, and the answers back to the ranks.
+//! Carries the requests of ranks to the store, and the answers back to the ranks. One or several *calls* to the store
+//! execute a request, one after the other.
 //!
 //! A message travels in one or two pieces, each of which takes a random time. A connection breaks:
-//! - If its rank dies or is cut off, or if the store dies. A living rank then repeats its request only if it is a
-//!   member [in doubt](super::work::Work::is_in_doubt), as in production.
+//! - If its rank dies or is cut off, or if the store dies. A rank that is not dead then repeats its request only if it
+//!   is [in doubt](super::work::Work::is_in_doubt) about the result of its [meeting](super), as in production.
 //! - In some runs, at random, when the store answers a request that writes. The rank always repeats this request.
 
 use std::{mem, time::Duration};
@@ -46,8 +47,9 @@ impl World {
         }
     }
 
-    /// Makes the next call of a request on an idle connection of the rank. If the rank has none, opens one with a
-    /// greeting. The call then begins when the greeting has ended, see [`called`](Self::called).
+    /// Makes the next call of a request on an idle connection of the rank. If the rank has none, opens a connection,
+    /// which begins with a greeting (its first messages). The call begins when the greeting has ended, see
+    /// [`called`](Self::called).
     fn call(&mut self, asked: Asked, call: Call) -> Result<(), Violation> {
         let (rank, now) = (asked.rank, self.time());
         if !self.reaches_store(rank) {
@@ -141,8 +143,13 @@ impl World {
         Ok(())
     }
 
-    /// Handles a request whose call gets no answer. If the request belongs to a meeting, schedules its repetition, or
-    /// passes `StoreFailed` to the state machine. If the rank's program waits for the request, continues the program.
+    /// Handles a request whose call gets no answer:
+    /// - If the request belongs to a meeting, and the rank [may still repeat it](Self::retries_until): schedules the
+    ///   repetition.
+    /// - If the request belongs to a meeting, and the rank may not repeat it: passes `StoreFailed` to the state machine
+    ///   of the meeting.
+    /// - If the rank's program waits for the request: continues the program.
+    /// - If the request reports a closed plan: does nothing.
     fn lose(&mut self, mut asked: Asked) {
         match asked.goal {
             Goal::Meeting(token)
@@ -159,9 +166,12 @@ impl World {
         }
     }
 
-    /// Returns the time until which a rank repeats a failed request of its meeting, on the simulation's clock: the
-    /// deadline of the meeting. Returns `None` if the rank does not repeat the request, as it is not in doubt, or the
-    /// request is not its current one, or its watchdogs have [reported](super::rank::Rank::is_over) a dead member.
+    /// Returns the deadline of the rank's meeting on the simulation's clock. A rank repeats a failed request of the
+    /// meeting until this time, and at least for [`Retry::FLOOR`] after the first failure. Returns `None` if the rank
+    /// does not repeat the request, for one of these reasons:
+    /// - The rank is not [in doubt](super::work::Work::is_in_doubt).
+    /// - The request is not the current one of the rank.
+    /// - The watchdogs of the rank have [reported](super::rank::Rank::is_over) a dead member.
     fn retries_until(&self, rank: u32, token: u64) -> Option<Duration> {
         let state = &self.ranks[rank as usize];
         let current = state.token == token && !state.is_over();
@@ -169,8 +179,8 @@ impl World {
         in_doubt.map(|task| Duration::from_micros(task.span.begun + task.span.deadline))
     }
 
-    /// Handles the arrival of a piece at the store: executes the requests that are complete, and sends the answers. If
-    /// this is the piece of [`Trouble::StoreDies`], the store dies before that.
+    /// Handles the arrival of a piece at the store: executes the calls that are complete, and sends the answers. If the
+    /// piece is the one that [`Trouble::StoreDies`] names, the store dies and executes nothing.
     pub(super) fn at_store(&mut self, id: ClientId) -> Result<(), Violation> {
         self.network.arrived += 1;
         if !self.network.is_dead
@@ -213,10 +223,11 @@ impl World {
         Ok(())
     }
 
-    /// For each commit whose [verdict](super) in the store says that the group is dead, ends the blocked window
-    /// registrations of about three quarters of the members, chosen at random. In production, another thread of the
-    /// member reads the verdict and aborts the communicator. That abort may come too late, so the simulation leaves the
-    /// other registrations blocked. Removes each entry of [`watched`](Self::watched) whose verdict is in the store.
+    /// For each commit whose [verdict](super) in the store says that the group is [dead](is_dead), ends the blocked
+    /// window registrations of about three quarters of the members, chosen at random. In production, another thread of
+    /// the member reads the verdict and aborts the communicator. That abort may come too late. So the simulation leaves
+    /// the registrations of the remaining members blocked. Removes each entry of [`watched`](Self::watched) whose
+    /// verdict is in the store.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
@@ -231,7 +242,7 @@ impl World {
 }
 
 /// Returns true if `verdict`, the value of a commit's verdict key, says that the group is dead: the commit has failed,
-/// or has poisoned the group.
+/// for example because outcomes are missing, or it has [poisoned](super) the group.
 fn is_dead(verdict: &[u8]) -> bool {
     matches!(
         read_verdict::<CommitProtocol>(verdict),

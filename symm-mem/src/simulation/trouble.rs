@@ -1,6 +1,6 @@
 //! The trouble of a run: a fault, or a difference between ranks. A trouble that concerns one phase occurs in a phase
-//! that the seed selects. Most troubles concern one rank, the *culprit*. Further terms, such as *phase*, *domain* and
-//! *meeting*, are defined in [`super`].
+//! that the seed selects. A *phase* is a part of the ranks' programs. Most troubles concern one rank, the *culprit*.
+//! Further terms, such as *domain*, *meeting* and *rendezvous*, are defined in [`super`].
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ pub(super) enum Trouble {
     /// In one phase, one allocation of the culprit is 16 MiB larger than on the other ranks, or the culprit makes an
     /// additional allocation of 16 MiB.
     OtherSize,
-    /// The culprit's device has less memory than the devices of the other ranks.
+    /// The culprit's pools can use at most 22 MiB of memory, which is usually less than the pools of the other ranks
+    /// can use.
     Exhausted,
     /// The culprit has a graph capture open during the commits of one phase. It has declared the capture to the pool by
     /// `begin_capture`.
@@ -67,11 +68,11 @@ pub(super) enum Trouble {
     HalfEnqueued,
     /// Before a commit of one group, the culprit has enqueued a send for which its peer has not enqueued a receive.
     HalfSent,
-    /// In one phase, the culprit does not drop its graphs before a retirement.
+    /// In one phase, the culprit does not drop its graphs before a retirement. They may use the segments to retire.
     KeepsGraphs,
     /// In each retirement, the culprit keeps one of its blocks in the segments that it asks to retire.
     KeepsBlocks,
-    /// In one phase, the culprit asks to retire other segments than the other ranks.
+    /// In one phase, the culprit asks to retire (free on all ranks) other segments than the other ranks.
     RetiresOther,
     /// In each retirement, the culprit's wait for its device to become idle fails in the driver.
     NeverAtRest,
@@ -102,10 +103,11 @@ pub(super) enum Trouble {
     OtherDomain {
         lacks: bool,
     },
-    /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation.
+    /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation
+    /// (the count of these creations).
     ExtraDomain,
-    /// In one phase, the members of one group commit their first and second pools for this group. All use the same
-    /// order, except the culprit, which uses the opposite order.
+    /// In one phase, the members of one group commit their first and [second](super::rank::Rank::second) pools for this
+    /// group. All use the same order, except the culprit, which uses the opposite order.
     CrossesPools,
     /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
     /// only those.

@@ -1,5 +1,5 @@
-//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain. Terms such as
-//! *meeting*, *domain* and *trouble* are defined in [`super`].
+//! Checks of ranks that wait for each other, and of ranks that disagree about the members of the domain. The terms
+//! *meeting*, *domain*, *trouble* and *culprit* are defined in [`super`].
 //!
 //! In a *circle of waits*, each rank waits in a meeting for another rank of the circle, which waits in a different
 //! meeting. So none of the waits can end by itself.
@@ -17,6 +17,7 @@ use crate::agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
 impl World {
     /// Checks the timeouts of ranks that waited in different meetings. If two ranks waited for each other for longer
     /// than the search for a circle of waits takes, at least one of them must get an error that lists the circle.
+    /// Checks nothing if the trouble can silence a rank.
     pub(super) fn judge_waits(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.silences() {
@@ -90,7 +91,8 @@ impl World {
 
     /// Checks the results of a meeting of ranks that disagree about the members of the domain. If a rank A gets a
     /// result other than a refusal, every rank in A's list of members must get the same result, and must have A in its
-    /// own list.
+    /// own list. The trouble must [explain](Self::judge_blame) each refusal, unless the rank only [came too
+    /// late](Self::comes_after_next).
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {

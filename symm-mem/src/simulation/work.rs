@@ -23,8 +23,8 @@ use crate::{
     rendezvous::protocol::{RendezvousProtocol, RendezvousRecord},
 };
 
-/// Says which memory of the peers a rank has mapped in a rendezvous: that of a pool segment, by its ordinal, or that of
-/// a persistent allocation, by its id.
+/// Says which memory of the peers a rank has mapped in a rendezvous: that of a pool segment, by its ordinal (its number
+/// in the pool), or that of a [persistent allocation](super::rank::Rank::persistent), by its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MappingKey {
     Segment(u32),
@@ -90,7 +90,8 @@ pub(super) struct Unregistered {
     pub(super) segments: Vec<Segment>,
 }
 
-/// The state machine of a meeting, with the data that the rank needs when the meeting ends.
+/// The state machine of a meeting, with the data that the rank needs when the meeting ends. The kinds of meetings are
+/// described in [`Kind`](super::results::Kind).
 pub(super) enum Work {
     /// A commit of the rank's first pool, or of its [second pool](super::rank::Rank::second), which has no segments.
     Commit {
@@ -105,6 +106,7 @@ pub(super) enum Work {
         /// Segments that share a window have the same serial. Empty until the registration has succeeded.
         serials: Vec<u64>,
     },
+    /// The agreement on whether the members keep their plain registrations.
     Plain {
         machine: Box<Machine<RegistrationProtocol>>,
         unregistered: Unregistered,
@@ -166,13 +168,14 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    /// A part of the search that follows if the pools' logs differ between the members of a commit. The search finds
-    /// the first operation that differs. The plan asks for some hashes of this rank's log, or for one operation in it.
+    /// A part of the search that follows if the [logs](super) of the pools differ between the members of a commit. The
+    /// search finds the first operation that differs. The [`CommitPlan`] asks for some hashes of this rank's log, or
+    /// for one operation in it.
     Search(CommitPlan),
     /// Registers the first new segments of a commit, `segments` in number, as windows. A segment whose ordinal is in
     /// `joined` shares the window of the segment before it. If the registration has not ended by `until` on the rank's
     /// own clock, its outcome is `Blocked`. It may fail earlier, once the value at `verdict_key` in the store says that
-    /// the commit has failed or has poisoned the group.
+    /// the commit has failed or has [poisoned](super) the group.
     Register {
         segments: usize,
         joined: Vec<u32>,

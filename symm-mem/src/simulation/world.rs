@@ -1,11 +1,13 @@
 //! The scheduler: executes the events of the ranks, the store and the library (NCCL) in an order that the seed
 //! determines.
 //!
-//! Every piece of a message to or from the store takes a random time. A call into the library begins at once, unless
-//! the run's [`Trouble`] delays it. The rank gets the result a random time after the call has ended. Events at the same
-//! time happen in a random order. The clock of each rank has its own offset. While a rank takes part in a
-//! [meeting](super), the state machine of the meeting makes one request at a time: to the store, to the library, or to
-//! map memory.
+//! A message to or from the store travels in one or two *pieces*, and each piece takes a random time. A call into the
+//! library begins at once, unless the run's [`Trouble`] delays it. The rank gets the result a random time after the
+//! call has ended. Events at the same time happen in a random order. The clock of each rank has its own offset.
+//!
+//! While a rank takes part in a [meeting](super) (an agreement among ranks), the state machine of the meeting makes one
+//! request at a time: to the store, to the library, or to map memory. A *token* identifies the last request. An answer
+//! with another token is ignored.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -53,14 +55,14 @@ pub(super) enum Event {
     Repeat(Box<Asked>),
     /// The answer to the request with this token (second field) arrives at the state machine of the rank's meeting.
     Answer(u32, u64, Box<work::Answer>),
-    /// The rank maps the memory that its peers offer in these records of a rendezvous. The second field is the token of
-    /// the rank's request.
+    /// The rank maps the memory that its peers offer in these records of a rendezvous, a meeting in which members map
+    /// each other's memory. The second field is the token of the rank's request.
     Share(u32, u64, Vec<RendezvousRecord>),
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
     /// rank, the token of the request, the [`Life`] (one creation) of the group, and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
-    /// The rank checks which peers have closed the plans of exchanges for which it still lends memory, see
-    /// [`World::collect`].
+    /// The rank checks which peers have closed the plans of [exchanges](super::exchanges) for which it still lends
+    /// memory, see [`World::collect`].
     Collect(u32),
     /// The first rank learns from its watchdogs that the second one is dead.
     Noticed(u32, u32),
@@ -82,16 +84,16 @@ pub(super) struct World {
     pub(super) outage: Option<Range<u64>>,
     pub(super) library: Library,
     /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. The verdict is
-    /// the members' common decision after the registration. Each entry has the key of the verdict, the rank, and the
-    /// token of its request.
+    /// the decision that follows from the outcomes of all members' registrations. Each entry has the key of the
+    /// verdict, the rank, and the token of its request.
     pub(super) watched: Vec<(String, u32, u64)>,
     /// The registry in which the ranks find each other's exported memory.
     pub(super) registry: Arc<LocalRegistry>,
     /// The memory that ranks export in their current meetings, by rank. A rank that is dead or has ended its meeting
     /// exports nothing.
     pub(super) exports: BTreeMap<u32, Exports>,
-    /// The allocations that ranks lend to each other in exchanges, by lender and id. The entry of a freed allocation
-    /// remains, with a reference that cannot be upgraded.
+    /// The allocations that ranks lend to each other in [exchanges](super::exchanges), by lender and id. The entry of a
+    /// freed allocation remains, with a reference that cannot be upgraded.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
     /// The allocation that the lender of a transfer lends, by the exchange's key and the transfer's index. The copier,
     /// the other end of the transfer, must open exactly this allocation.
