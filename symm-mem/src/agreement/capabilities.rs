@@ -1,5 +1,6 @@
-//! The capabilities of a rank's libraries. They are part of the rank's [record](super::CommitRecord) in a commit, and
-//! must be equal on all members of the group.
+//! The capabilities of a rank's libraries. They are part of the rank's [record](super::CommitRecord), its message to
+//! the other members of a group at the start of a [commit](crate::SymmetricPool::commit). They must be equal on all
+//! members.
 //!
 //! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] and the comparison to
 //! [`Capabilities::difference`]. Set the field in `membership/commit/offer.rs`. A new field changes the encoding of the
@@ -13,12 +14,14 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// Whether a rank supports windows for a group.
+/// Whether a rank supports NCCL windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
-    /// The library supports windows for this group, as far as the rank can determine before it registers a window.
+    /// The communication library supports windows for this group, as far as the rank can determine before it registers
+    /// a window.
     Available,
-    /// The library does not support windows for this group, or the caller of the commit requested none.
+    /// The library does not support windows for this group, or the caller of the commit requested none
+    /// ([`CommitOptions::windows`](crate::CommitOptions::windows)).
     Unavailable {
         /// The reason. The text is the same on every rank with the same library and environment.
         reason: String,

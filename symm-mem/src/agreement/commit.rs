@@ -1,6 +1,9 @@
-//! The agreement on one commit. Every member posts its [record](CommitRecord). The decision on the records can assign
-//! an action, which is work that every member executes. Each member then posts an outcome, and a verdict on the
-//! outcomes of all members follows. The verdict can assign the next action. The phases:
+//! The agreement on one [commit](crate::SymmetricPool::commit) of a pool for a group: all members register the pool's
+//! new segments as NCCL windows, or none does.
+//!
+//! Every member posts its [record](CommitRecord) in the store of the job. The decision on the records can assign an
+//! action, which is work that every member executes. Each member then posts an outcome, and a verdict on the outcomes
+//! of all members follows. The verdict can assign the next action. The phases:
 //!
 //! | phase | work |
 //! |---|---|
@@ -10,14 +13,14 @@
 //! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually the registration, if there is one |
 //!
 //! A member waits for the records of the others for 3/8 of its own deadline. If records are then still missing, the
-//! commit is refused, and the group is not poisoned. After the decision, all members have the same time limits,
-//! computed from the longest of their deadlines. The limits have lower bounds, because a registration that exceeds its
-//! limit poisons the group.
+//! commit is refused. This does not [poison](super::Poison) the group: its members cannot have different windows. After
+//! the decision, all members have the same time limits, computed from the longest of their deadlines. The limits have
+//! lower bounds, because a registration that exceeds its limit poisons the group.
 //!
-//! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
-//! it cannot find out which windows the other members have registered, so it poisons the group on its own rank.
-//! Exception: after a decision to refuse the commit, the members only search for details of the error. A member that
-//! loses the store in this search does not poison the group.
+//! A member is in doubt from the post of its record until it has read the result. If its requests to the store fail in
+//! this time, it cannot find out which windows the other members have registered, so it poisons the group on its own
+//! rank. Exception: after a decision to refuse the commit, the members only search for details of the error. A member
+//! whose requests fail in this search does not poison the group.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 
@@ -89,8 +92,8 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// Returns true for an action that uses the time limits of the action before it. The first action of an agreement
-    /// always has limits of its own.
+    /// Returns true for an action that uses the time limits of the action before it. For the first action of an
+    /// agreement, the result has no effect: it has limits of its own. The kinds of actions that share limits:
     /// - The steps of a search share the limits of its first step: the steps are short, and there may be many.
     /// - The opening shares the limits of the registration or, if no windows are to be registered, of the search. If no
     ///   time is left for the opening, the segments are committed without it.
@@ -127,9 +130,9 @@ fn registered(report: &Report<CommitOutcome>) -> Option<RegistrationOutcome> {
     }
 }
 
-/// Converts the ending of a commit from the form of [`bootstrap::agreement`] to an [`Ending`]. `member` is the member
-/// that got the ending. `last` is the plan of the last action that the member has begun, or `None` if it has begun
-/// none.
+/// Converts the ending of a commit (the reason why it has no result on `member`) from the form of
+/// [`bootstrap::agreement`] to an [`Ending`]. `last` is the plan of the last action that the member has begun, or
+/// `None` if it has begun none.
 #[must_use]
 pub fn ending(
     ending: agreement::Ending<CommitProtocol>,

@@ -1,5 +1,5 @@
-//! The decision on the records of a commit and the verdict on its registration, as pure functions of the members'
-//! messages.
+//! The decision on the [records](CommitRecord) of a [commit](crate::SymmetricPool::commit), and the verdict on the
+//! [outcomes](RegistrationOutcome) of its registration. Both are pure functions of these messages of the members.
 //!
 //! Any member can compute a decision. The store keeps the first one, and all members follow it. A decision depends on
 //! the set of messages and not on their order. So all members that have read the same messages compute the same
@@ -31,22 +31,25 @@ fn poison(poison: Poison) -> CommitDecision {
     CommitDecision::Refused { refusal: Rejection::Poisoned(poison) }
 }
 
-/// Decides from the records of all members. The result does not depend on the order of the records.
+/// Decides on a commit from the records of all members. The result does not depend on the order of the records.
 ///
-/// Requires these conditions, checked in this order. If condition 1 or 3 is not met, the group is poisoned. If another
-/// one is not met, the commit is refused.
+/// Requires these conditions, checked in this order. If condition 1 or 3 is not met, the group is [poisoned](Poison).
+/// If another one is not met, the commit is refused.
 /// 1. No rank reports an earlier poisoning of the group.
-/// 2. All ranks have equal domains, policies and capabilities.
-/// 3. All ranks have equal logs of the group's committed and retired segments.
+/// 2. All ranks have equal [domains](CommitRecord::domain), [policies](Policy) and [capabilities](Capabilities).
+/// 3. All ranks have equal [logs](super::GroupLog::committed) of the group's committed and retired segments.
 /// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment after the
 ///    first difference between the ranks' new segments is ignored, because the commit leaves out this segment.
 /// 5. In each process group on the ranks' devices, not only in the group that commits, the counts of enqueued work
 ///    match: the ranks in the group have enqueued equal numbers of collectives, and each rank has enqueued as many
-///    sends to a peer as the peer has enqueued receives from this rank. Messages in captured graphs are not compared.
-/// 6. All ranks have the same new segments and allocation logs. Exception: with [`Policy::Prefix`], the segments before
-///    the first difference are committed. With either policy, if the logs differ, the members first search for the
-///    first operation that differs. Then they refuse the commit or continue it.
-/// 7. If the segments become windows, they fit into the symmetric address space that is left in the communicator.
+///    sends to a peer as the peer has enqueued receives from this rank. Pairs of ranks with messages in captured graphs
+///    are not compared.
+/// 6. All ranks have the same new segments and allocation logs (the sequences of [operations](super::Operation) on
+///    their pools). Exception: with [`Policy::Prefix`], the segments before the first difference are committed. With
+///    either policy, if the logs differ, the members first search for the first operation that differs. Then they
+///    refuse the commit or continue it.
+/// 7. If the segments become windows, they fit into the [address space](CommitRecord::address_space_left) that is left
+///    for windows in the communicator.
 pub fn decide(records: &[(u32, CommitRecord)]) -> CommitDecision {
     let mut sorted: Vec<RankedRecord<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);

@@ -11,8 +11,9 @@ use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
 /// The reason why an agreement has no result on this member. `R` is the type of the reason for a refusal. It is
-/// [`Refusal`] for a commit, a plain registration, a retirement and an agreement on a length. A rendezvous and an
-/// exchange have types of their own.
+/// [`Refusal`] for a [commit](crate::SymmetricPool::commit), a [plain registration](super::RegistrationProtocol), a
+/// [retirement](crate::SymmetricPool::retire) and an agreement on a [length](crate::SymmetricPool::allocate_agreed). A
+/// [rendezvous](crate::rendezvous) and an [exchange](crate::exchange) have types of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending<R = Refusal> {
     /// The agreement was refused: this member has registered, retired or mapped nothing. All members get the same
@@ -20,18 +21,20 @@ pub enum Ending<R = Refusal> {
     /// - This rank's list of members differs from the list of the others.
     /// - In a rendezvous or an exchange: another process runs as this rank.
     Refused(R),
-    /// The group is poisoned on all members. Exception: if this member could not undo a plain registration
-    /// (`ncclCommRegister`), the group is poisoned on this member alone. Only a commit, a plain registration or a
-    /// retirement has this ending.
+    /// The group is poisoned on all members: it is possible that they have registered different memory with NCCL.
+    /// Exception: if this member could not undo a plain registration (`ncclCommRegister`), the group is at first
+    /// poisoned on this member alone. Only a commit, a plain registration or a retirement has this ending.
     Poisoned(Poison),
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
     StoreFailed {
+        /// True if this member cannot find out whether the others have acted on its record:
         /// - For a plain registration: always true. The member has registered its segments before the agreement, and
         ///   cannot find out whether the others keep their registrations.
-        /// - For other agreements: true if the other members may have acted on a record of this rank. False if no
-        ///   record was posted, or if the members had already decided to refuse the commit and only searched for the
-        ///   difference between their allocation logs.
+        /// - For other agreements: true if the other members may have acted on the record that this rank, or another
+        ///   process that runs as this rank, has posted. False if no record was posted, or if the members had already
+        ///   decided to refuse the commit and only searched for the [difference](super::Divergence) between their
+        ///   allocation logs.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
@@ -40,7 +43,8 @@ pub enum Ending<R = Refusal> {
         /// The decoding error.
         source: Malformed,
     },
-    /// The state machine of the agreement got an input that it had not requested. This is a bug.
+    /// The [state machine](agreement::Agreement) of the agreement got an input that it had not requested. This is a
+    /// bug.
     OutOfStep,
 }
 
@@ -51,7 +55,7 @@ impl<R> From<R> for Ending<R> {
 }
 
 impl<R> Ending<R> {
-    /// Converts the ending of an agreement from the form of [`bootstrap::agreement`]. `failed` converts a failure,
+    /// Converts the ending of an agreement from the form of [`bootstrap::agreement`]. `failed` converts a [`Failure`],
     /// because its consequence depends on the kind of agreement.
     pub(crate) fn of<P: Protocol>(ending: agreement::Ending<P>, failed: impl FnOnce(Failure) -> Self) -> Self
     where
@@ -76,9 +80,10 @@ impl<R: From<Failure>> Ending<R> {
 }
 
 impl Ending {
-    /// Returns true for a refusal or a poison, because all members get the same one. Exception: returns false if its
-    /// reason is that members did not arrive in time or were lost, because members whose group has ended then report
-    /// the end of the group instead. Returns false for all other endings.
+    /// Returns true if all members get this ending:
+    /// - For a refusal or a poison: true, unless the reason is that members did not arrive in time or were lost. For
+    ///   such a reason, some members may report the end of their group in place of this ending.
+    /// - For all other endings: false.
     ///
     /// In two cases the result is true although it is possible that only this member has the ending: this member could
     /// not undo a plain registration, or this rank's list of members differs from the list of the others.
@@ -92,9 +97,9 @@ impl Ending {
         }
     }
 
-    /// If this rank cannot find out whether all members have the same windows, returns the poison for the groups of the
-    /// commit or retirement. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
-    /// failed.
+    /// If this rank cannot find out whether all members have the same windows, returns the reason to poison the groups
+    /// of the commit or retirement. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the
+    /// store failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
             Self::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
@@ -106,8 +111,9 @@ impl Ending {
     }
 }
 
-/// Takes the store's error out of `failed`, the failed agreement of `member`, and returns it. If there is no such
-/// error, but another process runs as this rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
+/// Takes the store's error out of `failed`, the agreement that ended without a result on `member`, and returns it. If
+/// there is no such error, but another process runs as this rank, returns [`StoreError::RankTaken`]. Otherwise returns
+/// `None`.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

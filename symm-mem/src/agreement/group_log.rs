@@ -1,5 +1,5 @@
-//! The state that a rank keeps for a pool and a group from one commit to the next. Ranks are numbered as in the pool's
-//! [domain](crate::Domain).
+//! The state that a rank keeps for a pool and a group from one [commit](crate::SymmetricPool::commit) to the next.
+//! Ranks are numbered as in the pool's [domain](crate::Domain).
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use super::{
     start::{Start, patience},
 };
 
-/// Marks a retired segment in the hash of the [committed log](GroupLog::committed). Each entry of the log adds a few
-/// words to the hash. The first word is this value for a retired segment, and the ordinal for a committed segment. An
-/// ordinal never has this value.
+/// Marks a [retired](crate::SymmetricPool::retire) segment in the hash of the [committed log](GroupLog::committed).
+/// Each entry of the log adds a few words to the hash. The first word is this value for a retired segment, and the
+/// ordinal for a committed segment. An ordinal never has this value.
 const TOMBSTONE: u64 = u64::MAX;
 
 /// The state of a group for one pool on this rank: the group's [committed log](Self::committed), the number of the next
-/// commit, and the group's poison.
+/// commit, and, if the group is [poisoned](Poison), the reason.
 ///
 /// Each rank counts its commits for the group, including commits that fail and commits that the rank skips because it
 /// has nothing to commit. So the k-th commits of all members are one agreement. A member that comes too late to take
-/// part finds the decision of the others.
+/// part finds the decision of the others in the store.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -38,8 +38,8 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: Rounds,
     committed: LogPoint,
-    /// The length of the pool's allocation log, in operations, when this rank began its last commit. If that commit
-    /// finds the members' logs equal, `equal` gets this value.
+    /// The length of the pool's allocation log (the sequence of [operations](super::Operation) on the pool) when this
+    /// rank began its last commit. If that commit finds the members' logs equal, `equal` gets this value.
     offered: u64,
     /// The length, in operations, up to which a commit has found the members' allocation logs equal.
     equal: u64,
@@ -99,13 +99,13 @@ impl GroupLog {
     }
 
     /// Poisons the group. If the group is poisoned already, keeps the earlier reason. In the next commit, this rank's
-    /// record reports the reason to the other members.
+    /// [record](CommitRecord) reports the reason to the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
 
-    /// Clears the committed log and the poison, after the group's communicator has ended. Keeps the number of the next
-    /// commit, so that no commit uses the store keys of an earlier one.
+    /// Clears the committed log and the reason of a poisoning, after the group's communicator has ended. Keeps the
+    /// number of the next commit, so that no commit uses the store keys of an earlier one.
     ///
     /// The caller must afterwards call [`retire`](Self::retire) again for every segment that the pool has retired. The
     /// next commit compares the logs of all members, and so detects a member whose pool has not retired the same
@@ -179,9 +179,10 @@ impl GroupLog {
         (self.place(round), Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
-    /// Returns this rank as a member of an agreement on a plain registration. The agreement is about the segments that
-    /// the last commit left without windows. `patience` is the time, from now, that the other members may still need
-    /// for their registrations. This member waits for their records for `patience` plus `OUTCOME_FLOOR`.
+    /// Returns this rank as a member of an agreement on a [plain registration](super::RegistrationProtocol). The
+    /// agreement is about the segments that the last commit left without windows. `patience` is the time, from now,
+    /// that the other members may still need for their registrations. This member waits for their records for
+    /// `patience` plus [`OUTCOME_FLOOR`].
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();

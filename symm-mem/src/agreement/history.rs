@@ -1,4 +1,6 @@
-//! The operations in a pool's allocation log, and the point at which the logs of the ranks diverge.
+//! The operations in a pool's allocation log, and the point at which the logs of the ranks diverge. The allocation log
+//! of a pool is the sequence of all operations on the pool. It is equal on all ranks that made the same requests with
+//! the same results.
 
 use std::fmt;
 
@@ -9,7 +11,8 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The state of a log: its number of entries, and the hash over them.
+/// The state of an allocation log, or of a group's [log](super::GroupLog::committed) of committed and retired segments:
+/// the number of entries, and the hash over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct LogPoint {
     /// The number of entries.
@@ -44,10 +47,10 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request was refused, because the pool was frozen or could not get a new segment, for example for lack of
-    /// memory.
+    /// A request was refused, because the pool could not get a new segment. For example, memory was lacking, or the
+    /// request was made during a [declared capture](crate::PoolCapture).
     Refuse,
-    /// A segment was retired.
+    /// A segment was [retired](crate::SymmetricPool::retire).
     Retire,
 }
 wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {}, 3 => Retire {} });
@@ -62,7 +65,7 @@ pub struct Operation {
     pub bytes: u64,
     /// The place of the block. For a retirement, the start of the segment. `None` for a refused request.
     pub place: Option<BlockPlace>,
-    /// The tag that the program gave the request, or `reserved` for a reservation.
+    /// The tag that the program gave the request, or `reserved` for a [reservation](crate::SymmetricPool::reserve).
     pub tag: Option<String>,
     /// The source file and line of the program's call. Empty for a free, because the drop of a block's last clone has
     /// no source line.
@@ -146,10 +149,11 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
     }
 }
 
-/// The point at which the allocation histories of ranks diverge.
+/// The point at which the allocation logs of ranks diverge: the result of a [search](super::Range) in which the ranks
+/// compare hashes of their logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// All histories are equal before this operation, and differ in it.
+    /// All logs are equal before this operation, and differ in it.
     At {
         /// The number of the operation in the log, from 0.
         sequence: u64,
@@ -165,11 +169,11 @@ pub enum Divergence {
     /// - During the search, new operations pushed a hash that the search needed out of a log.
     /// - The difference is not in an operation: the pools have different [geometries](crate::Geometry).
     Forgotten {
-        /// An upper bound: the first operation that differs has a smaller number.
-        /// - 0: no operation has a smaller number. The hashes differ even at length 0, because the pools have different
+        /// The first operation that differs has a smaller number than this.
+        /// - 0: there is no such operation. The hashes differ even at length 0, because the pools have different
         ///   geometries.
-        /// - Otherwise: it is possible that the pools have different geometries instead. The search compares the hashes
-        ///   at length 0 only if it starts there.
+        /// - Greater than 0: it is possible that no operation differs, but only the geometries of the pools. The search
+        ///   compares the hashes at length 0 only if it starts there.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

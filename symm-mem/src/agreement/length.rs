@@ -1,5 +1,5 @@
 //! The ranks of a [domain](crate::Domain) agree on the length of an allocation: the greatest length that any of them
-//! needs. One such agreement is a [meeting](super::MeetingId).
+//! needs. See [`SymmetricPool::allocate_agreed`](crate::SymmetricPool::allocate_agreed).
 
 use std::{convert::Infallible, time::Duration};
 
@@ -15,7 +15,8 @@ use super::{
     wire,
 };
 
-/// The agreement on a length. The record of a rank is the number of bytes that it needs.
+/// The agreement on a length. The record of a rank (its message to the other ranks) is the number of bytes that it
+/// needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LengthProtocol;
 
@@ -58,8 +59,8 @@ impl Protocol for LengthProtocol {
 
 impl Start<LengthProtocol> {
     /// Prepares the start of an agreement on the length of an allocation from `pool`. `round` is the number of the
-    /// agreement, from 0. `rank` is this rank, and `members` are all ranks of the domain. This rank needs `bytes`
-    /// bytes. `deadline` is the time limit of the agreement, counted from its start.
+    /// agreement among those on a length from `pool`, from 0. `rank` is this rank, and `members` are all ranks of the
+    /// domain. This rank needs `bytes` bytes. `deadline` is the time limit of the agreement, counted from its start.
     #[must_use]
     pub fn length(
         pool: PoolId,
@@ -75,14 +76,14 @@ impl Start<LengthProtocol> {
 }
 
 /// Returns a member's patience in an agreement on a length: 15/16 of `deadline`. The patience is the longest time that
-/// the member waits for the records of the others. No action follows the decision, so the remaining 1/16 is enough for
-/// the requests to the store.
+/// the member waits for the records of the others. The members do nothing more after the decision, so the remaining
+/// 1/16 is enough for the requests to the store.
 pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }
 
-/// Converts the ending of an agreement on a length from the form of [`bootstrap::agreement`] to an [`Ending`]. `member`
-/// is the member that got the ending.
+/// Converts the ending of an agreement on a length (the reason why it has no result on `member`) from the form of
+/// [`bootstrap::agreement`] to an [`Ending`].
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

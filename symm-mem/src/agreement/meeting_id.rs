@@ -1,5 +1,6 @@
-//! Ids of meetings. A meeting is one agreement of the ranks on a commit, on a retirement, or on the length of an
-//! allocation. The id determines the name of the agreement in the store.
+//! Ids of meetings. A meeting is one agreement of ranks on a [commit](crate::SymmetricPool::commit), on a
+//! [retirement](crate::SymmetricPool::retire), or on the length of an
+//! [allocation](crate::SymmetricPool::allocate_agreed). The id determines the name of the agreement in the store.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use super::record::PoolId;
 /// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MeetingKind {
-    /// To commit the pool for a group. The members of the group take part.
+    /// To commit the segments of a pool for a group. The members of the group take part.
     Commit {
         /// The group.
         group: GroupId,
@@ -25,7 +26,7 @@ pub enum MeetingKind {
 /// Identifies a meeting among all meetings of the pools that use one store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MeetingId {
-    /// The number of the pool's domain.
+    /// The number of the pool's [domain](crate::Domain).
     pub domain: u64,
     /// The [generation](PoolId::generation) of the domain.
     pub generation: u64,
@@ -43,14 +44,14 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the id of the agreement `place` if it is a meeting, otherwise `None`.
+    /// Returns the id of the agreement that `place` names if it is a meeting, otherwise `None`.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
     /// Returns the id of the agreement with this name if it is a meeting. Otherwise returns `None`, for example for the
-    /// agreement on a plain registration.
+    /// agreement on a [plain registration](super::RegistrationProtocol).
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();
@@ -100,7 +101,8 @@ impl fmt::Display for MeetingId {
     }
 }
 
-/// Describes the agreement `place` for an error text. An agreement that is not a meeting is described by its name.
+/// Describes the agreement that `place` names, for an error text. An agreement that is not a meeting is described by
+/// its name.
 pub(super) fn describe_place(place: &Place) -> String {
     MeetingId::at(place).map_or_else(|| place.name.clone(), |meeting| meeting.to_string())
 }

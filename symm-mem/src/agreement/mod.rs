@@ -1,24 +1,52 @@
-//! The agreements of ranks about a pool. Each kind of agreement implements
-//! [`Protocol`](bootstrap::agreement::Protocol), without I/O.
+//! The agreements of ranks about a [symmetric pool](crate::SymmetricPool). Each kind of agreement implements
+//! [`Protocol`](bootstrap::agreement::Protocol): its messages, and pure functions that decide from these messages. The
+//! [terms](#terms) are explained below.
 //!
-//! - [`CommitProtocol`]: a commit. The members of a group agree on the segments to be registered as windows.
-//!   [`CommitRecord`] is the message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure
-//!   functions of the members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
+//! - [`CommitProtocol`]: a [commit](crate::SymmetricPool::commit). The members of a group agree on the segments to be
+//!   registered as windows. [`CommitRecord`] is the message of a rank to the other members. [`decide()`] and
+//!   [`judge_registrations`] are pure functions of the members' messages. [`GroupLog`] is the state that a rank keeps
+//!   from one commit to the next.
 //! - [`RegistrationProtocol`]: a plain registration. Each member of a group tries to register segments that have no
 //!   windows, with `ncclCommRegister`. Then the members agree whether to keep these registrations or to undo them.
-//! - [`RetireProtocol`]: a retirement. All ranks of the pool's [domain](crate::Domain) agree to retire segments: to
-//!   deregister their windows on all ranks, and then to free their memory.
-//! - [`LengthProtocol`]: all ranks of the domain agree on the length of an allocation.
+//! - [`RetireProtocol`]: a [retirement](crate::SymmetricPool::retire). All ranks of the pool's [domain](crate::Domain)
+//!   agree to retire segments: to deregister their windows on all ranks, and then to free their memory.
+//! - [`LengthProtocol`]: all ranks of the domain agree on the length of an
+//!   [allocation](crate::SymmetricPool::allocate_agreed).
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why a commit, a retirement or an agreement on a length is
-//!   refused, why a group is poisoned, and why segments have no windows. A group is poisoned if it is possible that its
-//!   members have different windows. Every member gets the same reason, with the exceptions that [`Ending`] and
-//!   [`Poison`] list.
-//! - [`MeetingId`]: identifies a meeting, which is one agreement on a commit, a retirement or a length. An agreement on
-//!   a plain registration is not a meeting. It follows a commit, and its name in the store is the name of that commit
-//!   with the suffix `/plain`.
+//!   refused, why a group is poisoned, and why segments have no windows. Every member gets the same reason, with the
+//!   exceptions that [`Ending`] and [`Poison`] list.
+//! - [`MeetingId`]: identifies a meeting. An agreement on a plain registration is not a meeting. Such an agreement
+//!   follows a commit, and its name in the store is the name of that commit with the suffix `/plain`.
 //!
-//! Out of scope: stores, communicators, memory, threads. [`bootstrap::agreement::run`] drives the state machine of each
-//! agreement over a store. In tests, the seeded simulation drives it.
+//! Out of scope: stores, communicators, memory, threads. [`bootstrap::agreement::run`] executes an agreement over a
+//! store, on the caller's thread. In tests, the seeded simulation executes it.
+//!
+//! # Terms
+//! Of a pool and its groups:
+//! - **Segment**: one allocation of device memory, in which the pool places its blocks. **Ordinal**: the number of a
+//!   segment in its pool. **New segment**: a segment that the group has not committed.
+//! - **Window**: memory that all members have registered together with `ncclCommWindowRegister`. **Plain
+//!   registration**: the registration of memory with `ncclCommRegister`, which creates no window.
+//! - **Allocation log**: the sequence of [operations](Operation) on a pool. It is equal on all ranks that made the same
+//!   requests with the same results.
+//! - **Committed log** of a group: its committed segments and the retired segments of the pool, in order
+//!   ([`GroupLog::committed`]).
+//! - **Poisoned**: a group is poisoned if it is possible that its members have different windows or plain registrations
+//!   ([`Poison`]).
+//! - **Epoch** of a group: [`GroupId::epoch`]. **Generation** of a domain: [`PoolId::generation`].
+//!
+//! Of an agreement ([complete list](bootstrap::agreement#terms)):
+//! - **Member**: a rank that takes part. **Record**: the message with which a member enters the agreement.
+//!   **Decision**: the result of a pure function of the records of all members. The decision refuses the agreement,
+//!   ends it with an agreed value, or assigns an action.
+//! - **Action**: work that every member executes. **Plan**: the description of this work. **Outcome**: the message of a
+//!   member after an action. **Verdict**: the decision that follows from the outcomes of all members.
+//! - **Patience**: the longest time that a member waits for the records of the others. **In doubt**: a member is in
+//!   doubt from the post of its record until it has read the result, because the others may act on its record.
+//! - **Place** of a rank: an agreement in which it waits. **Ending**: the reason why an agreement has no result on a
+//!   member.
+//! - **Meeting**: one agreement on a commit, a retirement or a length. **Round**: the number of a meeting among those
+//!   of its kind and pool.
 
 mod capabilities;
 mod commit;
@@ -85,8 +113,8 @@ pub use start::Start;
 pub(crate) use start::patience;
 pub(crate) use waits::describe_circle;
 
-/// The version of all messages of this crate's agreements: records, decisions, plans and outcomes. If ranks have
-/// different versions, their agreements are refused on all of them.
+/// The version of all messages of this crate's agreements: [records, plans, outcomes and
+/// decisions](crate::agreement#terms). If ranks have different versions, their agreements are refused on all of them.
 pub const PROTOCOL_VERSION: u16 = 13;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
@@ -96,15 +124,16 @@ pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", vers
 /// search for the first difference between allocation logs.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
 
-/// If every time limit has its shortest value, a retirement ends at most this long after the decision on the records. It
-/// has two time limits: one for the wait until the device is idle, and one for the deregistration. After each of them,
-/// the members wait for the outcomes, for at most [`OUTCOME_FLOOR`].
+/// If every time limit has its shortest value, a retirement ends at most this long after the decision on the records.
+/// It has two time limits: one for the wait until the device is idle, and one for the deregistration. After each of
+/// them, the members wait for the outcomes, for at most [`OUTCOME_FLOOR`].
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const RETIREMENT_FLOOR: Duration = ACTION_FLOOR.saturating_add(OUTCOME_FLOOR).saturating_mul(2);
 
-/// If every time limit has its shortest value, a commit ends at most this long after the decision on the records. It has
-/// two time limits: one for all steps of the search, and one for the registration and the opening of peers' memory. The
-/// members wait for the outcomes for at most [`OUTCOME_FLOOR`] after each of them. Because several actions
-/// [share](bootstrap::agreement::Protocol::shares_limits) a limit, each of these waits may be longer by the same time.
+/// If every time limit has its shortest value, a commit ends at most this long after the decision on the records. It
+/// has two time limits: one for all steps of the search, and one for the registration and the opening of peers' memory.
+/// The members wait for the outcomes for at most [`OUTCOME_FLOOR`] after each of them. Because several actions
+/// [share](bootstrap::agreement::Protocol::shares_limits) a limit, each of these waits may be longer by a further
+/// [`OUTCOME_FLOOR`].
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const COMMIT_FLOOR: Duration = RETIREMENT_FLOOR.saturating_add(OUTCOME_FLOOR.saturating_mul(2));

@@ -1,7 +1,7 @@
-//! The last part of a commit: every member opens (maps) the new segments of the others, and also their signal pads if
-//! it has not opened them in an earlier commit. A signal pad is memory by which the other members signal to a rank. If
-//! one member cannot open all of this memory, no member keeps the memory of this commit open. The commit succeeds
-//! nevertheless, and its result contains the reason ([`Unmapped`]).
+//! The last part of a [commit](crate::SymmetricPool::commit): every member opens (maps) the new segments of the others,
+//! and also their signal pads if it has not opened them in an earlier commit. A signal pad is memory by which the other
+//! members signal to a rank. If one member cannot open all of this memory, no member keeps the memory of this commit
+//! open. The commit succeeds nevertheless, and its result contains the reason ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 
@@ -14,7 +14,7 @@ use crate::sharing;
 
 /// Returns [`PeerMappings::Offered`] if every member can open the memory of every other member: the first `segments`
 /// new segments, and the signal pad if one is offered. Otherwise returns [`PeerMappings::Unmapped`] with the reason.
-/// `records` must be sorted by rank.
+/// `records` are the members' messages at the start of the commit, and must be sorted by rank.
 pub(super) fn decide(records: &[(u32, &CommitRecord)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },
@@ -59,8 +59,8 @@ fn offered(records: &[(u32, &CommitRecord)], segments: usize) -> Result<Vec<Memb
     Ok(members)
 }
 
-/// Returns the verdict on the opening of the members' memory: the result of the commit, with the new state of the
-/// [mappings](PeerMappings). The segments are committed even if a member could not open the memory of another.
+/// Decides from the members' reports on the opening of memory. Returns the result of the commit, with the new state of
+/// the [mappings](PeerMappings). The segments are committed even if a member could not open the memory of another.
 pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<CommitOutcome>)]) -> CommitDecision {
     let outcome = |report: &Report<CommitOutcome>| match report {
         Report::Outcome(CommitOutcome::Opened(outcome)) => Report::Outcome(outcome.clone()),
@@ -81,7 +81,7 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<CommitOutcome>)]) -
 impl Agreed {
     /// Returns the decision that follows the registration of windows, or that replaces it if there are none to
     /// register. If the members have offered each other memory that all can open, the decision is to open it. Otherwise
-    /// it is the final result of the commit, `self`.
+    /// the decision is the final result of the commit, `self`.
     pub(super) fn open(self) -> CommitDecision {
         match self.peers {
             PeerMappings::Offered { .. } => CommitDecision::Act { plan: CommitPlan::Open(self) },

@@ -1,5 +1,5 @@
-//! The memory that the members of a group offer to each other in a commit, and whether they have opened it. To open
-//! memory of another member means to map it on this rank.
+//! The memory that the members of a group offer to each other in a [commit](crate::SymmetricPool::commit), and whether
+//! they have opened it. To open memory of another member means to map it on this rank.
 
 use super::wire::{wire_enum, wire_struct};
 use crate::sharing::{Export, Site};
@@ -12,8 +12,8 @@ pub enum PeerOffer {
         /// The reason.
         cause: String,
     },
-    /// The rank offers its new segments. It also offers its [signal pad](OfferedMemory::pad), until the members have
-    /// opened each other's pads.
+    /// The rank offers its new segments. In addition, it offers its [signal pad](OfferedMemory::pad), until the members
+    /// have opened each other's pads.
     Offered {
         /// The memory.
         memory: OfferedMemory,
@@ -59,15 +59,16 @@ wire_struct!(MemberMemory { rank, memory });
 /// The state of the members' mappings of each other's new segments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerMappings {
-    /// The members are about to open this memory. Only in a [plan](super::CommitPlan), not in the result of a commit.
+    /// The members are about to open this memory. This value occurs only in the [plan](super::CommitPlan) of the
+    /// members' next action, not in the result of a commit.
     Offered {
         /// The memory of all members, by rank.
         members: Vec<MemberMemory>,
     },
     /// All members have opened each other's memory.
     Opened {},
-    /// No member maps the memory that the others offered in this commit. A member that had already opened some of it
-    /// unmaps it again.
+    /// No member keeps the memory open that the others offered in this commit. A member that has already opened some of
+    /// it unmaps it.
     Unmapped {
         /// The reason.
         reason: Unmapped,
@@ -87,8 +88,8 @@ pub enum Unmapped {
     /// - Some ranks offered a signal pad, and others did not.
     #[error("rank {rank} shares too little memory: {cause}")]
     NotOffered {
-        /// The rank that offered too little. If the signal pads are the reason: the lowest rank that differs from the
-        /// first member.
+        /// The rank that offered too little. If the signal pads are the reason: the lowest rank that differs in this
+        /// from the member with the lowest rank.
         rank: u32,
         /// The reason.
         cause: String,
@@ -111,7 +112,7 @@ pub enum Unmapped {
         /// The rank of the other device.
         peer: u32,
     },
-    /// A rank could not open the others' memory, or did not report in time.
+    /// A rank could not open the others' memory, or was lost or too slow while the members opened it.
     #[error("rank {rank}: {cause}")]
     Failed {
         /// The rank.

@@ -1,5 +1,5 @@
-//! The agreement on the plain registration (`ncclCommRegister`) of segments that have no windows: all members register
-//! them, or none does.
+//! The agreement on the plain registration (`ncclCommRegister`) of segments that have no NCCL windows: all members of a
+//! group register them, or none does. The agreement follows a [commit](crate::SymmetricPool::commit) of these segments.
 //!
 //! Each rank chooses the transport of an NCCL call by itself. If a buffer is registered on only some ranks, the ranks
 //! choose different transports, and the call hangs. So every member registers, posts its outcome, and keeps the
@@ -46,8 +46,9 @@ pub enum Plain {
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause } });
 
 /// The agreement on a plain registration. Each member registers its segments before the agreement starts, and posts its
-/// [`Attempt`] as its record. So the agreement needs no action. (The name [`PlainProtocol`] means an agreement without
-/// an action, and is unrelated to plain registration.)
+/// [`Attempt`] as its record (its message in the agreement). So the decision on the records is already the result. (The
+/// name [`PlainProtocol`] means that no work of the members follows the decision, and is unrelated to plain
+/// registration.)
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationProtocol;
 
@@ -70,10 +71,11 @@ impl PlainProtocol for RegistrationProtocol {
     }
 }
 
-/// Converts the ending of the agreement from the form of [`bootstrap::agreement`] to an [`Ending`]. A failure of the
-/// agreement poisons the group, because some members are lost or the states of their registrations are unknown. A
-/// member that loses the store is always in doubt: it has registered its segments before the agreement, and cannot find
-/// out whether the others keep their registrations.
+/// Converts the ending of the agreement (the reason why it has no result on a member) from the form of
+/// [`bootstrap::agreement`] to an [`Ending`]. A failure of the agreement [poisons](super::Poison) the group, because
+/// some members are lost or the states of their registrations are unknown. A member that loses the store is always in
+/// doubt: it has registered its segments before the agreement, and cannot find out whether the others keep their
+/// registrations.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

@@ -1,5 +1,6 @@
-//! The messages of a commit after the [records](super::record): the plans and outcomes of actions, and the result. An
-//! action is work that a decision assigns to every member.
+//! The messages of a [commit](crate::SymmetricPool::commit) after the [records](super::record): the plans and outcomes
+//! of actions, and the result. An action is work that a decision assigns to every member. The plan describes this work,
+//! and the outcome is a member's report on it.
 
 use bootstrap::agreement;
 
@@ -22,7 +23,8 @@ pub struct CommitProtocol;
 /// from their outcomes. After an action it is called the verdict.
 pub type CommitDecision = agreement::Decision<CommitProtocol>;
 
-/// The agreed result of a commit, equal on all members. In a [plan](CommitPlan), it is the result as decided so far.
+/// The agreed result of a commit, equal on all members. In a [plan](CommitPlan) (the members' next work), it is the
+/// result as decided so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
     /// The number of segments that the group commits. They are the first of the [new
@@ -31,11 +33,11 @@ pub struct Agreed {
     /// The [ordinals](super::Segment::ordinal) of the segments that share a window with the segment before them,
     /// ascending.
     pub joined: Vec<u32>,
-    /// The reason why the segments have no windows. `None` if they have windows, or are about to get them (in a plan).
-    /// If `segments` is 0, the value is the same as if there were segments.
+    /// The reason why the segments have no NCCL windows. `None` if they have windows, or are about to get them (in a
+    /// plan). If `segments` is 0, the value is the same as if there were segments.
     pub without: Option<NoWindows>,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
-    /// allocation logs. The group commits only the segments before it. `None` if there is no difference.
+    /// allocation logs. The group commits only the segments before this difference. `None` if there is no difference.
     pub pending: Option<Refusal>,
     /// Whether each member has mapped the memory that the other members offer in this commit.
     pub peers: PeerMappings,
@@ -58,7 +60,7 @@ impl Agreed {
 pub enum Rejection {
     /// Nothing was registered on any member. The group is unchanged.
     Refused(Refusal),
-    /// The group is poisoned on all members.
+    /// The group is [poisoned](Poison) on all members.
     Poisoned(Poison),
 }
 wire_enum!(Rejection { 0 => Refused(refusal), 1 => Poisoned(poison) });
@@ -107,8 +109,8 @@ impl After {
 /// The plan of an action: the work that every member executes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitPlan {
-    /// Post hashes of the allocation log: for each n in the [points](Range::points) of a range, the hash of the first n
-    /// operations.
+    /// Post hashes of the allocation log, the sequence of [operations](Operation) on the pool: for each n in the
+    /// [points](Range::points) of a range, the hash of the first n operations.
     Hashes {
         /// The range.
         range: Range,
@@ -124,7 +126,7 @@ pub enum CommitPlan {
     },
     /// Register the agreed segments as windows, in their order, in one NCCL group.
     Register(Agreed),
-    /// Open the memory of the other members. The field [`peers`](Agreed::peers) contains their offers.
+    /// Open (map) the memory of the other members. The field [`peers`](Agreed::peers) contains their offers.
     Open(Agreed),
 }
 wire_enum!(CommitPlan {
@@ -145,7 +147,7 @@ impl CommitPlan {
     }
 }
 
-/// The outcome of an action on one member.
+/// The outcome of an action on one member: its report on the work of a [`CommitPlan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitOutcome {
     /// The answer to [`CommitPlan::Hashes`]: the rank's hashes at the points of the range. `None` for a point at which
@@ -180,7 +182,7 @@ impl CommitOutcome {
 pub enum RegistrationOutcome {
     /// All windows are registered.
     Registered,
-    /// The library reported that it does not support windows for this group. No window was registered.
+    /// NCCL reported that it does not support windows for this group. No window was registered.
     Unsupported {
         /// The reason.
         reason: String,

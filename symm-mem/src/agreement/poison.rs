@@ -1,22 +1,25 @@
-//! The reasons why a group is poisoned, and why segments have no windows.
+//! The reasons why a group is poisoned, and why segments have no windows. A group is poisoned if it is possible that
+//! its members have registered different memory with NCCL.
 
 use bootstrap::agreement::Failure;
 
 use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
-/// The reason why a group is poisoned. The members of a poisoned group may have different windows. Its communicator
-/// must be aborted, and created anew in a new epoch of the group.
+/// The reason why a group is poisoned. The members of a poisoned group may have different windows or other
+/// registrations. The group's communicator must be aborted, and created anew in a new
+/// [epoch](process_group::group::GroupId::epoch) of the group.
 ///
 /// All members get the same value, but not always at the same time. In two cases, one member poisons the group first:
-/// - The member cannot find out the result of a commit or retirement ([`StoreLost`](Self::StoreLost)).
+/// - The member cannot find out the result of a [commit](crate::SymmetricPool::commit) or
+///   [retirement](crate::SymmetricPool::retire) ([`StoreLost`](Self::StoreLost)).
 /// - The member could not undo a plain registration (`ncclCommRegister`).
 ///
-/// The other members then get the value in the next commit, from the record of this member, unless the group has ended
-/// before that commit.
+/// The other members then get the value in the next commit, from the [record](super::CommitRecord) of this member,
+/// unless the group has ended before that commit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
-    /// The members' logs of committed and retired segments differ.
+    /// The members' [logs](super::GroupLog::committed) of committed and retired segments differ.
     #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
     CommittedLogDiverged {
         /// The state of each rank's log.
@@ -39,7 +42,8 @@ pub enum Poison {
     },
     /// Members are lost or blocked, in one of these ways:
     /// - Some members did not report the outcome of their registration or deregistration.
-    /// - A member ended the group or left the agreement, after the decision to register, open or deregister memory.
+    /// - A member ended the group, or [left](bootstrap::agreement::leave) the agreement, after the decision to
+    ///   register, open or deregister memory.
     /// - A deregistration did not return in time on some members.
     #[error("MembersLost: {}", match (missing.is_empty(), blocked.is_empty()) {
         (true, _) => format!("the library did not return on {}", Ranks(blocked)),
@@ -63,8 +67,8 @@ pub enum Poison {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// On some members, the library does not support windows for this group and has registered none. On the others, it
-    /// has registered windows, or did not return in time.
+    /// On some members, NCCL does not support windows for this group and has registered none. On the others, the
+    /// registration succeeded, or did not return in time.
     #[error("WindowsUnsupported: {}{} got no windows: {reason}", match with.len() {
         0 => String::new(),
         _ => format!("{} got windows, ", Ranks(with)),
@@ -79,7 +83,7 @@ pub enum Poison {
         reason: String,
     },
     /// A rank cannot find out the result of a commit or retirement, for one of these reasons:
-    /// - It lost the store after it had begun to post its record.
+    /// - Its requests to the store failed after it had begun to post its record.
     /// - It could not decode a stored value.
     /// - Another process runs as this rank.
     /// - This crate has a bug.
@@ -131,14 +135,15 @@ impl From<Failure> for Poison {
     }
 }
 
-/// The reason why committed segments have no window. It is the same on every member.
+/// The reason why committed segments have no NCCL window. It is the same on every member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoWindows {
     /// The group has only one member, which has no peer to share a window with.
     #[error("a group of one needs no window")]
     SingleMember {},
-    /// The library does not support windows for this group, or the caller of the commit requested none.
+    /// NCCL does not support windows for this group, or the caller of the commit requested none
+    /// ([`CommitOptions::windows`](crate::CommitOptions::windows)).
     #[error("{reason}")]
     Unsupported {
         /// The reason.

@@ -1,4 +1,5 @@
-//! The record of a rank in a commit: its message to the other members before anything is registered.
+//! The record of a rank in a [commit](crate::SymmetricPool::commit): its message to the other members before anything
+//! is registered. A pool's allocation log is the sequence of [operations](super::Operation) on the pool.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use super::{
 };
 
 /// The identity of a pool: the number, generation and instance of its [domain](crate::Domain), and the pool's number in
-/// the domain. It is unique, also across stores.
+/// the domain. No two pools have the same id, even if they use different stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {
     /// The domain's number.
@@ -48,13 +49,14 @@ pub enum Policy {
     /// If the new segments or the allocation logs differ, nothing is registered.
     #[default]
     Strict,
-    /// The segments before the first difference are registered. The other segments stay pending on every member, and
+    /// The segments before the first difference are registered. No member registers the remaining segments, and
     /// [`CommitReport::pending`](crate::CommitReport::pending) reports the difference.
     Prefix,
 }
 wire_enum!(Policy { 0 => Strict {}, 1 => Prefix {} });
 
-/// A new segment of a pool that a commit can register.
+/// A new segment of a pool. A segment is one allocation of device memory, and is new to a group until the group has
+/// committed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// The segment's number in its pool. It is never reused.
@@ -64,9 +66,8 @@ pub struct Segment {
     /// The flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks. All other bits must be equal on all ranks.
     /// This release sets no other bit.
     pub flags: u32,
-    /// The state of the pool's allocation log (the sequence of its [operations](super::Operation)) just after the
-    /// operation that created the segment. If this state differs between ranks, the segments count as different, even
-    /// if their ordinals and sizes are equal.
+    /// The state of the pool's allocation log just after the operation that created the segment. If this state differs
+    /// between ranks, the segments count as different, even if their ordinals and sizes are equal.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
@@ -88,7 +89,8 @@ impl Segment {
     }
 }
 
-/// The readiness of a rank for a commit or a retirement. If the rank cannot take part now, the value is the reason.
+/// The readiness of a rank for a commit or a [retirement](crate::SymmetricPool::retire). If the rank cannot take part
+/// now, the value is the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     /// The rank can take part.
@@ -105,7 +107,7 @@ pub enum Readiness {
         /// A description of the failure.
         cause: String,
     },
-    /// The group was poisoned earlier, for this reason.
+    /// The group was [poisoned](Poison) earlier, for this reason.
     Poisoned(Poison),
 }
 wire_enum!(Readiness {
@@ -147,7 +149,7 @@ wire_struct!(MessageCounts { peer, sent, received, captured });
 /// The message of a rank to the other members of a group at the start of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitRecord {
-    /// The ranks of the pool's domain.
+    /// The ranks of the pool's [domain](crate::Domain).
     pub domain: RankList,
     /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
@@ -158,19 +160,20 @@ pub struct CommitRecord {
     /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each process group on
     /// the device.
     pub enqueued: Vec<Enqueued>,
-    /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
-    /// as much address space as the largest device of the members has memory. Each rank knows only its own device, and
-    /// computes the value as if that device were the largest. So only the greatest value of all members is correct.
+    /// The bytes that are left in the address space that NCCL reserves for the windows of the rank's communicator.
+    /// `None` if unknown. NCCL reserves as much address space as the largest device of the members has memory. Each
+    /// rank knows only its own device, and computes the value as if that device were the largest. So only the greatest
+    /// value of all members is correct.
     pub address_space_left: Option<u64>,
-    /// The state of the group's log of committed and retired segments.
+    /// The state of the group's [log](super::GroupLog::committed) of committed and retired segments.
     pub committed: LogPoint,
     /// The state of the pool's allocation log.
     pub log: LogPoint,
-    /// The rank still has the hash of its allocation log at this length, in operations, and at every greater length. If
+    /// For this n and every greater n, the rank still has the hash of the first n operations of its allocation log. If
     /// the logs differ, the search for the first difference begins at the greatest `log_since` of all ranks, or at the
     /// end of the shortest log if that comes first.
     pub log_since: u64,
-    /// The segments that the group has not committed, in ascending order of ordinals.
+    /// The new segments, in ascending order of ordinals.
     pub segments: Vec<Segment>,
     /// The memory that the rank offers to the other members.
     pub peers: PeerOffer,

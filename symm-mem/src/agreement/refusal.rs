@@ -1,5 +1,6 @@
-//! The reasons why a commit, a retirement or an agreement on a length is refused. In this file, an operation is an
-//! entry of a pool's allocation log ([`Operation`](super::Operation)).
+//! The reasons why a [commit](crate::SymmetricPool::commit), a [retirement](crate::SymmetricPool::retire) or an
+//! agreement on the length of an [allocation](crate::SymmetricPool::allocate_agreed) is refused. In this file, an
+//! operation is an entry of a pool's allocation log ([`Operation`](super::Operation)).
 
 use bootstrap::agreement::{Absentee, Waiting};
 use process_group::group::GroupId;
@@ -110,11 +111,11 @@ pub enum Refusal {
     MembersMismatch {
         /// The list that differs.
         what: MemberList,
-        /// Each rank's list. If a rank found the difference before it posted its record, only two ranks have entries:
-        /// that rank, and the rank whose list was stored first.
+        /// Each rank's list. If a rank found the difference before it posted its own message to the others, only two
+        /// ranks have entries: that rank, and the rank whose list was stored first.
         lists: ValuesByRank<RankList>,
     },
-    /// Ranks request different policies.
+    /// Ranks request different [policies](Policy).
     #[error("PolicyMismatch: ranks ask for different policies ({})", policies.describe(|policy| format!("{policy:?}")))]
     PolicyMismatch {
         /// Each rank's policy.
@@ -128,7 +129,7 @@ pub enum Refusal {
         /// Each rank's value.
         values: ValuesByRank<String>,
     },
-    /// A rank's record cannot be decoded.
+    /// A rank's record cannot be decoded. The record is the first message of a rank to the other members.
     #[error("RecordUnreadable: the record of rank {rank} cannot be decoded: {cause}")]
     RecordUnreadable {
         /// The rank.
@@ -218,10 +219,10 @@ pub enum Refusal {
         /// The bytes that are left on `rank`.
         left: u64,
     },
-    /// Not all members arrived in time.
+    /// Not all members entered the agreement in time.
     #[error("SyncTimeout: {} did not arrive within {waited_ms} ms ({}){}", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing), describe_circle(circle))]
     SyncTimeout {
-        /// The ranks that did not arrive, ascending, each with the other agreements in which it waited.
+        /// The ranks that did not enter it, each with the other agreements in which it waited.
         missing: Vec<Absentee>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
@@ -237,8 +238,8 @@ pub enum Refusal {
         /// The reason.
         cause: String,
     },
-    /// Ranks are in different generations of one domain. Each time that a rank creates the domain, a new generation of
-    /// the domain begins on this rank. There are two possible causes:
+    /// Ranks are in different generations of one [domain](crate::Domain). Each time that a rank creates the domain, a
+    /// new generation of the domain begins on this rank. There are two possible causes:
     /// - Some ranks have created the domain more often than others.
     /// - Ranks have pools of two generations, commit them in different orders, and so wait for each other.
     ///   [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
@@ -261,7 +262,7 @@ pub enum Refusal {
         /// agreement in which it waits. Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
-    /// Ranks asked to retire different segments.
+    /// In a retirement: ranks asked to retire different segments.
     #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
     RetirementMismatch {
         /// The ordinals of the segments that each rank asked to retire.
@@ -293,8 +294,8 @@ pub enum Refusal {
         /// The groups for which the segment is committed, and which the rank did not pass.
         groups: Vec<GroupId>,
     },
-    /// The members of a group have different logs of committed and retired segments. A retirement is refused for this
-    /// reason. In a commit, the same difference poisons the group
+    /// The members of a group have different [logs](super::GroupLog::committed) of committed and retired segments. A
+    /// retirement is refused for this reason. In a commit, the same difference poisons the group
     /// ([`Poison::CommittedLogDiverged`](super::Poison::CommittedLogDiverged)).
     #[error("CommittedLogDiverged: members of group {group} hold different segments ({})", logs.describe(LogPoint::to_string))]
     CommittedLogDiverged {
@@ -303,11 +304,12 @@ pub enum Refusal {
         /// The state of each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
+    /// In a retirement: a rank's device did not become idle in time, the wait for it failed, or the rank did not report
+    /// the end of its wait.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
-        /// The lowest rank whose wait failed. If no wait failed: the lowest rank that did not report an outcome. If all
-        /// ranks reported one: the lowest rank whose device is busy.
+        /// The lowest rank whose wait failed. If no wait failed: the lowest rank that did not report. If all ranks
+        /// reported: the lowest rank whose device is busy.
         rank: u32,
         /// The reason.
         cause: String,

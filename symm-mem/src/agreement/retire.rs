@@ -1,6 +1,6 @@
-//! Retirement: all ranks of a [domain](crate::Domain) retire segments, or none does. To retire a segment means to
-//! deregister its windows on all ranks, and then to free its memory. One agreement on a retirement is a
-//! [meeting](super::MeetingId).
+//! Retirement: all ranks of a [domain](crate::Domain) retire segments, or none does. To
+//! [retire](crate::SymmetricPool::retire) a segment means to deregister its windows on all ranks, and then to free its
+//! memory.
 //!
 //! All ranks of the domain take part, including ranks whose groups have not committed the segments. The reason is that
 //! every rank computes the placement of blocks from the list of segments, so the lists must stay equal.
@@ -16,8 +16,8 @@
 //! free addresses determine the placement of later windows, which must be equal on all ranks.
 //!
 //! Last, each rank frees the memory of its retired segments, after all ranks have posted that their windows are gone.
-//! Exception: if a group of the pool is poisoned, some windows may remain. The rank then frees the memory only after
-//! its pool has [forgotten](crate::SymmetricPool::forget) that group.
+//! Exception: if a group of the pool is [poisoned](Poison), some windows may remain. The rank then frees the memory
+//! only after its pool has [forgotten](crate::SymmetricPool::forget) that group.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -43,7 +43,7 @@ use super::{
 pub struct Committed {
     /// The group.
     pub group: GroupId,
-    /// The state of the group's log of committed and retired segments.
+    /// The state of the group's [log](super::GroupLog::committed) of committed and retired segments.
     pub log: LogPoint,
 }
 wire_struct!(Committed { group, log });
@@ -67,9 +67,10 @@ wire_struct!(Candidate { ordinal, graphs, blocks, uncovered });
 pub struct RetirementRecord {
     /// The readiness of the rank.
     pub readiness: Readiness,
-    /// The numbers of collectives and messages enqueued on the rank's device, with one entry for each group.
+    /// The numbers of collectives and messages that the rank has enqueued, with one entry for each process group on the
+    /// devices of [`groups`](Self::groups).
     pub enqueued: Vec<Enqueued>,
-    /// The state of the pool's allocation log.
+    /// The state of the pool's allocation log, the sequence of [operations](super::Operation) on the pool.
     pub log: LogPoint,
     /// The groups that the rank passed to the retirement, ascending.
     pub groups: Vec<Committed>,
@@ -172,18 +173,18 @@ impl Release {
     }
 }
 
-/// The plan of an action of a retirement.
+/// The plan of an action: the work that every rank executes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetirePlan {
     /// Wait until the rank's device is idle.
     Quiesce {},
-    /// Unmap the retired segments of the peers. Then deregister the windows and plain registrations of this rank's
-    /// retired segments.
+    /// Unmap the retired segments of the peers. Then deregister the windows and the plain registrations
+    /// (`ncclCommRegister`) of this rank's retired segments.
     Deregister {},
 }
 wire_enum!(RetirePlan { 0 => Quiesce {}, 1 => Deregister {} });
 
-/// The outcome of an action of a retirement.
+/// The outcome of an action on one rank: its report on the work of a [`RetirePlan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetireOutcome {
     /// The outcome of [`RetirePlan::Quiesce`].
@@ -343,10 +344,10 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement from the form of [`bootstrap::agreement`]. `member` is the member that got the
-/// ending. `last` is the plan of the last action that the member has begun, or `None` if it has begun none. If the
-/// agreement failed after the member began to deregister, returns `Ok` with [`Retired::Poisoned`], because some windows
-/// may be gone.
+/// Converts the ending of a retirement (the reason why the agreement has no result on `member`) from the form of
+/// [`bootstrap::agreement`]. `last` is the plan of the last action that the member has begun, or `None` if it has begun
+/// none. If the agreement failed after the member began to deregister, returns `Ok` with [`Retired::Poisoned`], because
+/// some windows may be gone.
 ///
 /// # Errors
 /// The reason why nothing is retired, or why this rank cannot find out the result ([`Ending::StoreFailed`] in doubt,

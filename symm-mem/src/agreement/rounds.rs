@@ -1,5 +1,5 @@
-//! The numbers of a rank's [meetings](super::MeetingId), and the list of the meetings that may have left keys in the
-//! store.
+//! The numbers of a rank's meetings, and the list of the meetings that may have left keys in the store. A
+//! [meeting](super::MeetingId) is one agreement on a commit, on a retirement, or on the length of an allocation.
 
 /// The maximum number of meetings in [`Rounds::left`]. The keys of older meetings stay in the store.
 const MOST: usize = 64;

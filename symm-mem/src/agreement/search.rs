@@ -1,10 +1,11 @@
-//! Finds the first operation that differs between the ranks' allocation logs. The search compares the hashes of equally
-//! long prefixes of the logs.
+//! Finds the first operation that differs between the ranks' allocation logs (the sequences of [operations](Operation)
+//! on their pools), during a [commit](crate::SymmetricPool::commit). The search compares the hashes of equally long
+//! prefixes of the logs.
 //!
 //! The hash after n operations covers all n of them, so it is equal on all ranks up to the first difference and unequal
-//! after it. The search runs in rounds, each of which is one action of the commit. In every round, each rank posts its
-//! hashes at the same few lengths, the points. The next round searches the range between the last point with equal
-//! hashes and the first point with unequal hashes. Once only one operation remains, each rank posts this operation.
+//! after it. The search runs in rounds. In every round, each rank posts its hashes at the same few lengths, the points.
+//! The next round searches the range between the last point with equal hashes and the first point with unequal hashes.
+//! Once only one operation remains, each rank posts this operation.
 
 use super::{
     ValuesByRank,
@@ -20,9 +21,9 @@ const PARTS: u64 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The lower end.
-    /// - In the first round: the greatest [`log_since`](CommitRecord::log_since) of all ranks, so that every rank has a
-    ///   hash at each length in the range. Exception: if a log is shorter than that, the length of the shortest log.
-    ///   The range then has only this length, and some ranks may have no hash there.
+    /// - In the first round: the greatest [`log_since`](CommitRecord::log_since) of all ranks. So every rank has a hash
+    ///   at each length in the range. Exception: if a log ends before this length, the lower end is the length of the
+    ///   shortest log. The range then has only this length, and some ranks may have no hash there.
     /// - In later rounds: a length at which all ranks have the same hash.
     pub low: u64,
     /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
@@ -66,7 +67,7 @@ pub(super) enum Finding {
     End { divergence: Divergence },
 }
 
-/// The answer of a rank to [`CommitPlan::Recall`](super::CommitPlan::Recall).
+/// The answer of a rank to [`CommitPlan::Recall`](super::CommitPlan::Recall), which asks for one operation of its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recalled {
     /// The requested operation. `None` if the rank's log ends before the operation, or no longer has it.

@@ -1,5 +1,7 @@
 //! The start of a meeting on one member, and the conversion of the failures that are common to all kinds of meetings. A
-//! meeting is one agreement on a commit, on a retirement, or on the length of an allocation.
+//! meeting is one agreement on a [commit](crate::SymmetricPool::commit), on a
+//! [retirement](crate::SymmetricPool::retire), or on the length of an
+//! [allocation](crate::SymmetricPool::allocate_agreed).
 
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use super::{
 pub struct Start<P: Protocol> {
     /// This rank as a member of the agreement.
     pub member: Member,
-    /// The record of this rank.
+    /// The record of this rank: its message to the other members.
     pub record: P::Record,
 }
 
@@ -43,10 +45,12 @@ impl<P: Protocol> Start<P> {
 }
 
 /// Returns a member's patience, the limit of its wait for the records of the others: 3/8 of `deadline`. A meeting has
-/// up to two actions with time limits of their own. Each of them, with the wait for its outcomes, takes up to 3/4 of
-/// the longest patience among the members. So the meeting takes at most 15/16 of `deadline`: 3/8 for the records, and
-/// 9/32 for each of the two actions. Exception: it can take longer if another member has a longer deadline, or if a
-/// limit is at its lower bound.
+/// up to two actions (work of all members) with time limits of their own. Each of them, with the wait for the members'
+/// reports on it, takes up to 3/4 of the longest patience among the members. So the meeting takes at most 15/16 of
+/// `deadline`: 3/8 for the records, and 9/32 for each of the two actions. It can take longer in these cases:
+/// - Another member has a longer deadline.
+/// - A limit is at its lower bound.
+/// - A further action [shares](Protocol::shares_limits) the limits of one of the two actions, and begins late.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -59,7 +63,7 @@ pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
 
 /// Explains why members are missing from a meeting. See [`Protocol::explain`].
 /// - Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of the same pool and group, but of another
-///   epoch of the group.
+///   [epoch](process_group::group::GroupId::epoch) of the group.
 /// - Otherwise returns [`Refusal::GenerationMismatch`] if a missing rank has created the domain fewer times than the
 ///   present members. Such a rank cannot take part in the meeting.
 /// - Otherwise returns `None`.
@@ -128,8 +132,9 @@ fn refusal(member: &Member, failure: Failure) -> Refusal {
     }
 }
 
-/// If a missing rank waits in a commit of the same group and pool, but of another epoch, returns the epochs of all
-/// members whose epoch is known. Otherwise returns `None`.
+/// If a missing rank waits in a commit of the same pool and group as `meeting`, but of another epoch of the group,
+/// returns the epochs of all members whose epoch is known. Otherwise returns `None`. `circle` lists the ranks of a
+/// circular wait, each with the agreement in which it waits.
 fn other_epoch(
     meeting: MeetingId,
     members: &[u32],
