@@ -1,4 +1,4 @@
-//! The handles by which other ranks can open an allocation.
+//! The handles by which other ranks can open (map) an allocation.
 
 use bootstrap::wire::{wire_enum, wire_struct};
 use cuda_driver::vmm::{HandleTypes, PhysicalMemory};
@@ -79,8 +79,9 @@ impl Handle {
         }
     }
 
-    /// Returns whether a rank at site `to` can open memory of a rank at site `from`, if the memory has these handles.
-    /// Ranks of one process need no handle. Does not consider whether the device of `to` can access the memory.
+    /// Returns whether a rank at the location `to` can open memory of a rank at the location `from`, if the memory has
+    /// these handles. Ranks of one process need no handle. Does not consider whether the device of `to` can access the
+    /// memory.
     pub(crate) fn can_be_opened(&self, from: &Site, to: &Site) -> bool {
         let same_host = from.host == to.host;
         match self {
@@ -112,7 +113,7 @@ impl Handle {
     }
 }
 
-/// An allocation that a rank shares.
+/// The description of an allocation that a rank shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
     /// The length of the whole allocation in bytes. Peers open all of it.

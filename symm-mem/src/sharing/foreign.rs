@@ -86,8 +86,8 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// }
 /// ```
 pub trait ForeignMemory: fmt::Debug + Send + Sync {
-    /// The kind of device, as in [`DeviceKind::Other`](crate::rendezvous::DeviceKind::Other). A rendezvous refuses
-    /// ranks with different kinds before any memory is opened.
+    /// The kind of device, as in [`DeviceKind::Other`](crate::rendezvous::DeviceKind::Other). A rendezvous of ranks
+    /// with different kinds is refused before any memory is opened.
     fn kind(&self) -> &str;
 
     /// The address of the first byte on this rank.
@@ -136,9 +136,10 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
 pub struct PeerHandle<'a> {
     /// The length of the whole memory in bytes.
     pub bytes: usize,
-    /// The file descriptor that the peer [exported](ForeignMemory::descriptor), if the peer is on this host.
+    /// The file descriptor that the peer [exported](ForeignMemory::descriptor). `None` if the peer is on another host,
+    /// or exports none.
     pub descriptor: Option<BorrowedFd<'a>>,
-    /// The handle that the peer [exported](ForeignMemory::handle).
+    /// The handle that the peer [exported](ForeignMemory::handle), or `None` if it exports none.
     pub handle: Option<&'a [u8]>,
 }
 

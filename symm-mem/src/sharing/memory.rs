@@ -1,4 +1,4 @@
-//! Memory that a rank can share, and a peer's memory that is open on this rank.
+//! Memory that a rank can share, and a peer's memory that is open (mapped) on this rank.
 
 use std::{any::Any, os::fd::OwnedFd, sync::Arc};
 
@@ -44,7 +44,7 @@ impl PlainMemory {
 }
 
 impl Shareable {
-    /// Exports the handles, which this rank posts for its peers.
+    /// Exports the handles. This rank posts them for its peers.
     pub(super) fn handle(&self) -> Result<Handle, String> {
         match self {
             Self::Virtual(physical) => Handle::of(physical),

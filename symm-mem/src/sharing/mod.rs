@@ -1,11 +1,11 @@
 //! Sharing of memory between ranks. All handles pass between ranks through this module.
 //!
 //! A rank posts its [`Site`] (its location) and its [`Export`]s (descriptions of its shared memory) in its record, the
-//! message with which it enters an agreement. Once the members agree, each of them opens the exports of the others.
-//! Ranks of one process find each other's memory in a registry of the process. Other ranks of one host get a file
-//! descriptor over [`process_group::link`], if the memory can be exported as one. In all other cases, a rank opens the
-//! memory by a handle in the record: a legacy IPC handle (`cuIpcGetMemHandle`, same host only), a fabric handle, or the
-//! handle of another kind of device.
+//! message with which it enters an [agreement](bootstrap::agreement). Once the members agree, each of them opens (maps)
+//! the exports of the others. Ranks of one process find each other's memory in a registry of the process. Other ranks
+//! of one host get a file descriptor over [`process_group::link`], if the memory can be exported as one. In all other
+//! cases, a rank opens the memory by a handle in the record: a legacy IPC handle (`cuIpcGetMemHandle`, same host only),
+//! a fabric handle, or the handle of another kind of device.
 //!
 //! | file | subject |
 //! |---|---|

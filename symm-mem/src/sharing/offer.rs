@@ -1,5 +1,6 @@
-//! The memory that this rank offers to the other members of an agreement, and the transfer of file descriptors between
-//! the processes of a host.
+//! The memory that this rank offers to the other members of an [agreement](bootstrap::agreement), and the transfer of
+//! file descriptors between the processes of a host. The members describe their memory to each other by [`Export`]s. To
+//! open memory means to map it.
 
 use std::{
     collections::HashMap,
@@ -35,14 +36,14 @@ pub(crate) struct Party<'a> {
 }
 
 /// Allocations of this rank that the other members can open until this value is dropped. Ranks of other processes of
-/// this host get their file descriptors from the listener.
+/// this host connect to the listener, and get the file descriptors of the allocations.
 pub(crate) struct Offer {
     listener: Listener,
     exports: Exports,
 }
 
-/// Memory of this rank that the others can open until this value is dropped, without a listener: ranks of this process
-/// find it in `registry`.
+/// Memory of this rank that the others can open until this value is dropped. Ranks of this process find it in
+/// `registry`. There is no listener, so ranks of other processes can open it only by its [`Handle`](super::Handle).
 pub(crate) struct Exports {
     registry: Arc<LocalRegistry>,
     exported: Vec<ExportedMemory>,
@@ -54,7 +55,7 @@ impl Exports {
         Self { registry, exported: Vec::new() }
     }
 
-    /// Appends memory of `bytes` bytes. Exports its [`Handle`](super::Handle), but no file descriptor.
+    /// Adds memory of `bytes` bytes. Exports its [`Handle`](super::Handle), but no file descriptor.
     pub(crate) fn add(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
         let handle = memory.handle()?;
         let local = self.registry.register(memory.clone());
@@ -77,8 +78,10 @@ impl Exports {
 
 struct ExportedMemory {
     memory: Shareable,
-    /// The file descriptor of the memory. `None` if the memory cannot be exported as one. Also `None` after
-    /// [`Offer::export_later`]: [`Offer::exchange_descriptors`] then exports a new descriptor for each peer.
+    /// The file descriptor of the memory. `None` in these cases:
+    /// - The memory cannot be exported as a file descriptor.
+    /// - [`Offer::export_later`] or [`Exports::add`] added it. [`Offer::exchange_descriptors`] then exports a new
+    ///   descriptor for each peer.
     descriptor: Option<OwnedFd>,
     _local: LocalToken,
 }
@@ -90,8 +93,8 @@ impl Offer {
         Ok(Self { listener, exports: Exports::new(LocalRegistry::of_process()) })
     }
 
-    /// Adds memory of `bytes` bytes to the offer. Also exports the memory's file descriptor, if it has one. Returns the
-    /// description for this rank's record.
+    /// Adds memory of `bytes` bytes to the offer. Exports its handles and its file descriptor, if it has one. Returns
+    /// the description that this rank posts in the agreement.
     pub(crate) fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
         let export = self.export_later(memory, bytes)?;
         if let (true, Some(last)) = (export.handle.has_descriptor(), self.exports.exported.last_mut()) {
@@ -117,7 +120,7 @@ impl Offer {
 
     /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
     /// key of each is a pair: the index of the owner in `parties`, and the index of the export among the owner's
-    /// exports. On failure, returns the outcome that this rank posts.
+    /// exports. On failure, returns the outcome that this rank posts for the others.
     ///
     /// `own` is the index of this rank in `parties`. `wanted(from, to)` returns the exports of member `from` that
     /// member `to` opens, as indices into the exports of `from`. `from` and `to` are indices into `parties`.
@@ -156,8 +159,8 @@ impl Offer {
         Ok(received)
     }
 
-    /// Connects to the processes of the members `peers`, which are indices into `parties`, in ascending order of these
-    /// indices. `rank` converts an index to a rank.
+    /// Connects to the processes of the members `peers`, which are indices into `parties`. Returns the connections in
+    /// ascending order of these indices. `rank` converts an index to a rank.
     fn connect(
         &self,
         own: usize,

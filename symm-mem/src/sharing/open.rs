@@ -1,4 +1,4 @@
-//! Opens the peers' memory.
+//! Opens (maps) the memory that the other members of an [agreement](bootstrap::agreement) share.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,8 @@ use super::{
     offer::Exports,
 };
 
-/// Exchanges file descriptors with the other members, and opens those exports of the others that `wanted` selects for
-/// this rank.
+/// Exchanges file descriptors with the other members, and opens those [exports](Export) of the others that `wanted`
+/// selects for this rank.
 ///
 /// - `own` is the index of this rank in `parties`. The arguments `from`, `to` and `party` below are such indices too.
 /// - `wanted(from, to)` returns the exports of member `from` that member `to` opens, as indices into the exports of
@@ -28,7 +28,7 @@ use super::{
 /// - `deadline` limits the exchange of file descriptors.
 ///
 /// Returns the opened memory. The key of each is a pair: the index of the party, and the index of the export among its
-/// exports. On failure, returns the outcome that this rank posts.
+/// exports. On failure, returns the outcome that this rank posts for the others.
 pub(crate) fn open(
     context: &Context,
     offer: &Offer,
@@ -42,8 +42,9 @@ pub(crate) fn open(
     open_exports(context, offer.exports(), own, parties, wanted, name, descriptors)
 }
 
-/// Opens the memory that this rank wants, like [`open`], but does not exchange file descriptors: `descriptors` has those
-/// that this rank has received. Ranks of one process need none. Does not wait for other ranks.
+/// Opens the exports that `wanted` selects for this rank, like [`open`], but does not exchange file descriptors and
+/// does not wait for other ranks. `descriptors` contains the file descriptors that this rank has received. For memory
+/// of ranks of this process, none are needed.
 pub(crate) fn open_exports(
     context: &Context,
     exports: &Exports,
@@ -126,8 +127,9 @@ fn mapped(context: &Context, physical: &PhysicalMemory, export: &Export) -> Resu
     map(context, physical, bytes_of(export)?).map(Imported::Mapped).map_err(|error| error_text(&error))
 }
 
-/// Opens a peer's foreign memory, by [`ForeignMemory::open`](super::ForeignMemory::open) of the first memory of this
-/// kind that this rank shares itself. The peer's descriptor and handle are the argument.
+/// Opens a peer's memory on a device that CUDA does not manage. Calls
+/// [`ForeignMemory::open`](super::ForeignMemory::open) on the first memory of the same kind that this rank shares
+/// itself.
 fn foreign(
     exports: &Exports,
     kind: &str,

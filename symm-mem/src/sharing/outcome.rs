@@ -1,7 +1,7 @@
 //! The common part of the agreements in which members open each other's memory: a
 //! [commit](crate::SymmetricPool::commit), a [rendezvous](crate::rendezvous::protocol), an
 //! [exchange](crate::exchange::protocol), and the agreement in which [`direct`](crate::direct) shares its flag pages.
-//! After the members have decided to go on, each of them opens the memory that the others share, and posts an
+//! After the members have decided to go on, each of them opens (maps) the memory that the others share, and posts an
 //! [`OpeningOutcome`]. The members then judge all outcomes: either all members keep the opened memory, or none does.
 
 use std::{collections::BTreeSet, fmt};

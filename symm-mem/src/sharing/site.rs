@@ -50,7 +50,7 @@ pub struct Site {
     /// The UUIDs of the devices that the rank's process sees but the rank's device cannot access.
     pub unreachable: Vec<Uuid>,
     /// The endpoint of the listener from which processes of the same host fetch file descriptors
-    /// ([`process_group::link`]). Empty if the rank has no listener for this agreement.
+    /// ([`process_group::link`]). Empty if the rank has no listener.
     pub endpoint: Vec<u8>,
 }
 wire_struct!(Site { host, process, device, unreachable, endpoint });
