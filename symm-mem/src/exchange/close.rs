@@ -1,9 +1,9 @@
-//! Closing of plans and of sets of [regions](super::Regions). In this file, "plan" also stands for the transfers
-//! between the regions of this rank and one peer, which are closed independently of those with other peers.
+//! Closing of [plans](super::Plan) and of sets of [regions](super::Regions). In this file, "plan" also stands for the
+//! transfers between the regions of this rank and one peer, which are closed independently of those with other peers.
 //!
-//! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
-//! reports this to the peers. After that, the rank keeps its own buffers and [signal slots](super::slots) of the plan
-//! until all peers have closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
+//! A rank closes a plan after it has dropped the plan: it closes (unmaps) the peers' memory that only this plan uses,
+//! and reports this to the peers. After that, the rank keeps its own buffers and [signal slots](super::slots) of the
+//! plan until all peers have closed the plan too. If that takes longer than the [lease](super::lease), the buffers are
 //! [quarantined](Quarantined).
 //!
 //! The *closing thread* of the exchange does this, so dropping a plan never blocks on transfers under way, on the
@@ -111,8 +111,8 @@ impl Closer {
     }
 
     /// Waits until this rank has closed the plans that it has dropped, for at most four [`CHECK_INTERVAL`]s. Called
-    /// before each agreement, because an agreement keeps open all peers' memory that is open when the agreement begins.
-    /// So a dropped plan that is not closed by then may have to wait until the agreement has ended.
+    /// before each agreement on a new plan, because the agreement keeps open all peers' memory that is open when it
+    /// begins. So a dropped plan that is not closed by then may be closed only after the agreement has ended.
     pub(super) fn catch_up(&self) {
         let end = Deadline::after(4 * CHECK_INTERVAL);
         let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
@@ -125,7 +125,7 @@ impl Closer {
 }
 
 /// Main loop of the closing thread. Ends when [`Closer::stop`] was called and nothing is left to close. Then lets the
-/// watch thread end too.
+/// [watch thread](super::watch) end too.
 pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
@@ -165,8 +165,9 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Advances a dropped plan as far as possible without waiting for its transfers or for peers. Returns the plan and its
-/// stage if the function must be called again for it. If `past_deadline`, a running lease counts as overdue.
+/// Moves a dropped plan through its [stages](Stage), as far as possible without waiting for its transfers or for peers.
+/// Returns the plan and its stage if the function must be called again for the plan. If `past_deadline`, a running
+/// lease counts as overdue.
 fn advance(
     shared: &Shared,
     core: Arc<Core>,
@@ -202,8 +203,9 @@ fn advance(
     None
 }
 
-/// For regions, first tells the peers that this rank sends no further notification. Then [closes](Core::close) the
-/// plan. Returns true if the plan is closed, and false if a later call must try again.
+/// For regions, first tells the peer that this rank sends no further
+/// [notification](super::Regions::transfer_and_notify). Then [closes](Core::close) the plan. Returns true if the plan
+/// is closed, and false if a later call must try again.
 fn try_close(shared: &Shared, core: &Core) -> bool {
     let attempts = core.drop_notice_attempts.load(Ordering::Acquire);
     if attempts > 0 {
@@ -216,9 +218,9 @@ fn try_close(shared: &Shared, core: &Core) -> bool {
             return false;
         }
     }
-    // Writes to the peers' slots may still be under way on the control stream: the writes above, or those of the watch
-    // thread after the plan has failed. Wait for them, because a peer that learns that this rank has closed the plan
-    // may reuse these slots for another plan.
+    // Writes to the peers' slots may still be under way on this stream: the writes above, or those of the watch thread
+    // after the plan has failed. Wait for them, because a peer that learns that this rank has closed the plan may reuse
+    // these slots for another plan.
     let _ = shared.control.synchronize();
     core.close(&shared.plans())
 }

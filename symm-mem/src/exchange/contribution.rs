@@ -1,6 +1,6 @@
-//! The contribution of a rank to an agreement. For a plan, it is this rank's *ends* of transfers: for each transfer,
-//! its role and its buffer. For a set of [regions](super::Regions), it is this rank's regions: named memory that all
-//! members can access.
+//! The contribution of a rank to an agreement of the members. For an agreement on a [plan](super::Plan), it is this
+//! rank's *ends* of transfers: for each transfer, its role and its buffer. For an agreement on a set of
+//! [regions](super::Regions), it is this rank's regions: named memory that all members can access.
 
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Without an offer,
-    /// the record would count as one for a plan. Returns `None` for transfers.
+    /// Returns an offer without regions, for the [record](ExchangeRecord) of a rank that could not prepare its regions.
+    /// Without an offer, the record would count as one for a plan. Returns `None` for transfers.
     pub(super) fn empty_offer(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,

@@ -61,7 +61,8 @@ pub(super) struct CoreParts {
     /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
     /// True for agreed regions. The [closing thread](super::close) then tells the peer when this rank has dropped its
-    /// regions. False for a `Plan`, and for the remains of an agreement that has failed.
+    /// regions. False for a `Plan`, and for the memory and slots that are left after a failed agreement on a plan or
+    /// regions.
     pub(super) is_regions: bool,
 }
 
@@ -99,7 +100,8 @@ impl TransferEndpoint {
     }
 }
 
-/// Progress of a transfer, or of this rank's notifications to a peer. Captured calls do not change it.
+/// Progress of a transfer, or of this rank's [notifications](super::Regions::transfer_and_notify) to a peer. Captured
+/// calls do not change it.
 #[derive(Debug, Default)]
 pub(super) struct SignalProgress {
     /// For a transfer of a `Plan`, the number of rounds that this rank has begun. In a round, one end calls `put` or
@@ -178,7 +180,8 @@ impl Core {
     ///   closed.
     /// - Closing the allocation may wait for the device, and there is no [quiet moment](quiet::try_quiesce) now: keeps
     ///   the reference.
-    /// - This rank has reported in an agreement under way that the allocation is open: keeps the reference.
+    /// - An agreement on a new plan is under way, and this rank has reported in it that the allocation is open: keeps
+    ///   the reference.
     /// - None of the above: closes the allocation.
     ///
     /// Returns true if no reference was kept. The plan is then closed, and the closing thread reports this to the

@@ -18,16 +18,16 @@ pub enum Awaited {
     Done,
     /// The end of a graph launch. The graph may contain waits for `Ready` and for `Done`.
     Graph,
-    /// The peer's notification after a transfer between regions.
+    /// The peer's [notification](super::Regions::transfer_and_notify) after a transfer between regions.
     Notification,
     /// The end of this rank's copies between regions, and of earlier work of the stream.
     Copies,
 }
 
-/// Reason why a plan has failed, or why the transfers between the [regions](super::Regions) of two ranks have failed.
-/// The buffers of these transfers hold undefined data. Their memory stays allocated, and the CUDA context stays usable.
-/// Unless the group has ended, the exchange stays usable too: the next call of `exchange` or `share_regions` makes a
-/// new plan or new regions, also with the same name.
+/// Reason why a [plan](super::Plan) has failed, or why the transfers between the [regions](super::Regions) of two ranks
+/// have failed. The buffers of these transfers hold undefined data. Their memory stays allocated, and the CUDA context
+/// stays usable. Unless the group has ended, the [`Exchange`](super::Exchange) stays usable too: the next call of
+/// `exchange` or `share_regions` makes a new plan or new regions, also with the same name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -144,7 +144,7 @@ pub enum TransferError {
         /// Number of transfers of the plan.
         transfers: usize,
     },
-    /// This rank's role in the transfer does not allow the call.
+    /// This rank's [role](super::Part) in the transfer does not allow the call.
     #[error("WrongPart: in transfer {at} this rank {found}; `{asked}` is for a rank that {}", match expected {
         [one] => one.to_string(),
         [one, other] => format!("{one}, or {other}"),
@@ -160,7 +160,7 @@ pub enum TransferError {
         /// Role of this rank.
         found: Part,
     },
-    /// `ready` and `wait` of a transfer were not called alternately.
+    /// [`ready`](super::Plan::ready) and [`wait`](super::Plan::wait) of a transfer were not called alternately.
     #[error("OutOfTurn: transfer {at}: `{asked}` comes after `{expected}`")]
     OutOfTurn {
         /// Index of the transfer.
@@ -170,8 +170,8 @@ pub enum TransferError {
         /// Name of the function that must be called before.
         expected: &'static str,
     },
-    /// A descriptor of a transfer between regions, a range to [prepare](super::Regions::prepare), or a pair of prepared
-    /// ranges is invalid. Nothing was transferred or prepared.
+    /// One of these is invalid: a [descriptor](super::Descriptor) of a transfer between regions, a range to
+    /// [prepare](super::Regions::prepare), or a pair of prepared ranges. Nothing was transferred or prepared.
     #[error("descriptor {at}: {problem}")]
     Descriptor {
         /// Index of the descriptor, range or pair in its list.
@@ -179,7 +179,8 @@ pub enum TransferError {
         /// The reason.
         problem: DescriptorError,
     },
-    /// A transfer of prepared ranges selects more ranges on one side than on the other. Nothing was transferred.
+    /// A transfer of [prepared ranges](super::PreparedRanges) selects more ranges of one rank than of the other.
+    /// Nothing was transferred.
     #[error("{local} indices of local ranges and {remote} of remote ranges, expected as many")]
     IndexCounts {
         /// Number of indices of this rank's ranges.
@@ -200,7 +201,7 @@ pub enum TransferError {
         rank: usize,
         /// Name of the set of regions that prepared the list.
         regions: String,
-        /// Generation of that set.
+        /// [Generation](super::Regions::generation) of that set.
         generation: u64,
     },
     /// A call of [`Regions`](super::Regions) names a rank of the group that does not share this set of regions.
@@ -241,14 +242,14 @@ pub enum TransferError {
         /// Address of the slice.
         address: u64,
     },
-    /// A later agreement under the same name has replaced the plan or the set of regions.
+    /// A later plan or set of regions of the same name has replaced this one.
     #[error(
         "StalePlan: plan {plan:?} of generation {found}, expected generation {expected}: it was exchanged again since"
     )]
     StalePlan {
         /// Name of the plan, or of the set of regions.
         plan: String,
-        /// The current generation.
+        /// The [generation](super::Plan::generation) of the plan or set that is current under this name.
         expected: u64,
         /// The generation of this plan or set.
         found: u64,

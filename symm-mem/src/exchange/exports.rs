@@ -1,4 +1,5 @@
-//! Exports the allocations that this rank shares in one agreement, and opens those of its peers.
+//! In one agreement on a [plan](super::Plan) or on [regions](super::Regions): exports the allocations that this rank
+//! shares, and opens (maps) those of its peers.
 
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use super::{
 use crate::sharing::{self, Offer, OpeningOutcome, Party};
 
 /// Exports the allocations that contain `pieces`, each allocation once, even if it contains several pieces. Returns two
-/// values: the offer, and the exports for this rank's record. The offer has a listener, from which peers request file
-/// descriptors. Peers can open the allocations until the offer is dropped. The error is the reason of the failure.
+/// values: the [`Offer`], and the exports for this rank's [record](ExchangeRecord), which is its message to the other
+/// members. The offer has a listener, from which peers request file descriptors. Peers can open the allocations until
+/// the offer is dropped. The error is the reason of the failure.
 pub(super) fn export<'a>(
     context: &Context,
     pieces: impl IntoIterator<Item = &'a MemorySpan>,

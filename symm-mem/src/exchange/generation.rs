@@ -1,12 +1,14 @@
-//! Generations: numbers that distinguish the current plan or regions of a name from earlier ones of the same name.
+//! Generations: numbers that distinguish the current [plan](super::Plan) or [regions](super::Regions) of a name from
+//! earlier ones of the same name. The members agree on the generation together with the plan or regions.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-/// The current generation of one name. The plan or set of [regions](super::Regions) of this name with this generation
-/// is current, and earlier ones are stale. Before the first agreement, the value is 0. Clones share the value.
+/// The current generation of one name. The plan or set of regions of this name with this generation is current, and
+/// earlier ones are stale. Before the first agreement on a plan or regions of the name, the value is 0. Clones share
+/// the value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 

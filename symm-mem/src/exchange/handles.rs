@@ -1,8 +1,10 @@
-//! The peers' allocations that an [`Exchange`](super::Exchange) has open on this rank. A new agreement does not open
-//! again what is registered here. Exception: agreements of the same members run one after the other, but those of
-//! different sets of members may run at the same time. Two of these may both open an allocation, and the registry then
-//! keeps only the one noted last. An allocation is closed when the last plan or set of [regions](super::Regions) that
-//! uses it is closed.
+//! The peers' allocations that an [`Exchange`](super::Exchange) has open (mapped) on this rank. An agreement on a
+//! [plan](super::Plan) or on [regions](super::Regions) opens only allocations that were not registered here when the
+//! agreement began. An allocation is closed when the last plan or set of regions that uses it is closed.
+//!
+//! Agreements of the same members run one after the other, but agreements of different sets of members may run at the
+//! same time. Two of these may both open an allocation. The registry then keeps only the mapping that was registered
+//! last.
 
 use std::{
     collections::HashMap,

@@ -1,12 +1,12 @@
 //! Leases: how long a rank keeps its own memory for peers that have not closed it yet.
 //!
-//! In this file, "plan" also stands for the transfers between the [regions](super::Regions) of this rank and one peer.
-//! So each peer of a set of regions has its own lease.
+//! In this file, "plan" stands for a [`Plan`](super::Plan), or for the transfers between the [regions](super::Regions)
+//! of this rank and one peer. So each peer of a set of regions has its own lease.
 //!
 //! The peers of a plan access this rank's buffers and [signal slots](super::slots). A rank *closes* a plan after its
-//! program has dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it
-//! must keep its own buffers and slots until all peers have closed the plan too. This time is the lease. It begins when
-//! this rank has closed the plan, and ends at the first of these:
+//! program has dropped it: the rank closes (unmaps) the peers' memory that the plan uses, and reports this to the
+//! peers. Then it must keep its own buffers and slots until all peers have closed the plan too. This time is the lease.
+//! It begins when this rank has closed the plan, and ends at the first of these:
 //!
 //! - Every peer has reported that it has closed the plan.
 //! - The time [`ExchangeOptions::lease`](super::ExchangeOptions::lease) is over.
@@ -27,7 +27,6 @@ pub(crate) struct Lease {
     until: Duration,
 }
 
-/// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseState {
     /// Some peers have not closed the plan, so they may still access this rank's memory.

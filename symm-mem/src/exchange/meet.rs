@@ -1,5 +1,5 @@
-//! One agreement on a plan or on a set of [regions](super::Regions): this rank's record, the run of the agreement, and
-//! the resulting plan, regions or error.
+//! One agreement on a [plan](super::Plan) or on a set of [regions](super::Regions): this rank's
+//! [record](ExchangeRecord), the run of the agreement, and the resulting plan, regions or error.
 
 use std::{
     ops::Range,
@@ -32,7 +32,7 @@ use crate::{
     sharing::{Offer, OpeningOutcome},
 };
 
-/// The prepared contribution of this rank to an agreement.
+/// The prepared [contribution](Contribution) of this rank to an agreement.
 struct PreparedRecord {
     record: ExchangeRecord,
     /// This rank's memory that peers access. The other ranks can open it until this value is dropped.
@@ -56,7 +56,8 @@ pub(super) struct AgreedExchange<'a> {
 }
 
 impl AgreedExchange<'_> {
-    /// The prefix of the agreement's store keys, and the name and generation of the plan or regions.
+    /// The prefix of the agreement's store keys, and the name and [generation](super::generation) of the plan or
+    /// regions.
     pub(super) fn name(&self) -> (&str, &str, u64) {
         (self.key, self.plan, self.agreement.generation)
     }
@@ -354,8 +355,8 @@ impl Exchange {
     /// `opened` is the peers' memory that this rank has opened in the agreement.
     ///
     /// If `is_refused_by_all`, no other rank got the plan or the regions either, so no peer writes to this rank's
-    /// slots. This call then frees the slots, and hands only the memory in `opened` to the closing thread, which closes
-    /// it.
+    /// slots. This call then frees the slots, and hands only the memory in `opened` to the [closing
+    /// thread](super::close), which closes it.
     ///
     /// Otherwise another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
     /// `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and tells the

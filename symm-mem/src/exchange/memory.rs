@@ -18,9 +18,13 @@ use crate::{
 };
 
 /// A contiguous range of memory that this rank has allocated on a CUDA device, and that peers can open for transfers.
-/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [slice](Self::of_slice) that a
-/// symmetric pool or caching allocator has allocated, in a [`PeerMemory`], in memory of `cuMemAlloc`, or in [memory of
-/// another owner](Self::foreign). Clones share the memory and keep it alive.
+/// Clones share the memory and keep it alive. The range lies in one of these:
+/// - a block of a [symmetric pool](crate::SymmetricPool)
+/// - a block of a [caching allocator](Self::block)
+/// - a [slice](Self::of_slice) that a symmetric pool or a caching allocator has allocated
+/// - a [`PeerMemory`]
+/// - a [`DeviceMemory`], which is memory of `cuMemAlloc`
+/// - [memory of another owner](Self::foreign)
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -30,7 +34,9 @@ pub struct Memory {
 
 #[derive(Debug, Clone)]
 enum Backing {
+    /// A block of a symmetric pool, or a [`PeerMemory`].
     Virtual(Buffer),
+    /// All other memory.
     Owned(Arc<Owned>),
 }
 
@@ -100,8 +106,8 @@ impl Memory {
     ///
     /// Transfers are not ordered with the work of the slice's [stream](DeviceView::stream). While the slice or this
     /// memory exists, the program must order the transfers of all ranks with that work, for example by events and
-    /// notifications. The calls that enqueue transfers are `unsafe`, and state this as a condition on conflicting
-    /// accesses.
+    /// [notifications](super::Regions::transfer_and_notify). The calls that enqueue transfers are `unsafe`, and state
+    /// this as a condition on conflicting accesses.
     ///
     /// # Errors
     /// As [`block`](Self::block). [`TransferError::ForeignSlice`] if another allocator allocated the slice.
@@ -214,8 +220,8 @@ impl Memory {
 
     /// Returns whether freeing this memory may call `cuMemFree`, which may wait for the work of the device:
     /// - Memory of `cuMemAlloc` is freed by `cuMemFree`.
-    /// - A [`PeerMemory`], or memory of a dropped pool, is freed together with its mappings of peers' memory. Each
-    ///   mapping has an array of the peers' addresses, which `cuMemFree` frees.
+    /// - A [`PeerMemory`], or memory of a dropped symmetric pool, may have mappings of peers' memory, which are freed
+    ///   together with it. Each mapping has an array of the peers' addresses in device memory, which `cuMemFree` frees.
     pub(super) fn may_wait_when_freed(&self) -> bool {
         match &self.backing {
             Backing::Virtual(buffer) => buffer.may_free_mappings(),
@@ -224,7 +230,8 @@ impl Memory {
     }
 
     /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
-    /// Returns `None` if the memory lies in a segment that its pool has retired, that is, removed.
+    /// Returns `None` if the memory lies in a segment that its pool has [retired](crate::SymmetricPool::retire), that
+    /// is, removed.
     pub(super) fn pieces(&self) -> Option<Vec<MemorySpan>> {
         let owned = match &self.backing {
             Backing::Virtual(buffer) => {

@@ -223,7 +223,8 @@ impl fmt::Debug for ExchangeState {
 }
 
 impl Drop for ExchangeState {
-    /// Lets the exchange's threads end. They first wait for the transfers under way and close the dropped plans.
+    /// Lets the exchange's threads end, once the transfers under way have ended and the dropped plans and regions are
+    /// closed.
     fn drop(&mut self) {
         self.shared.closer.stop();
     }
@@ -247,8 +248,8 @@ impl Exchange {
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
         // The other members wait in the rendezvous for this rank, for half of the deadline in the `RendezvousOptions`.
-        // `prepare` waits for at most three eighths of that deadline. So this rank can still post its record or its
-        // error in time.
+        // `prepare` waits for at most three eighths of that deadline. So this rank can still post its slots or its
+        // error for the rendezvous in time.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
         let (slab, tools) = match prepare(&info, context, &options, patience) {
             Ok(prepared) => prepared,
@@ -285,9 +286,10 @@ impl Exchange {
         &self.owner.shared.info
     }
 
-    /// Returns this rank's end of a transfer with `peer`, a rank within the group. In [`exchange`](Self::exchange), the
-    /// peer must list the other end. If a plan has several transfers between the two ranks, the n-th of them in the
-    /// list of one rank matches the n-th of them in the list of the other.
+    /// Returns this rank's end of a transfer with `peer`, a rank within the group. `part` is this rank's role, and
+    /// `memory` is its buffer. In [`exchange`](Self::exchange), the peer must list the other end. If a plan has several
+    /// transfers between the two ranks, the n-th of them in the list of one rank matches the n-th of them in the list
+    /// of the other.
     ///
     /// # Errors
     /// [`TransferError`]: `ToSelf` if `peer` is this rank, `NoSuchRank` if the group has no such rank, `Empty` if the
@@ -327,12 +329,13 @@ impl Exchange {
     ///   other members get [`ExchangeRefused`](ErrorKind::ExchangeRefused).
     /// - [`ErrorKind::Store`]: the store fails for this rank.
     /// - [`ErrorKind::GroupOver`]: the group has ended.
-    /// - [`ErrorKind::Unreadable`]: this rank cannot decode the members' decision.
+    /// - [`ErrorKind::Unreadable`]: this rank cannot decode the result of the agreement.
     /// - [`ErrorKind::OutOfStep`]: the agreement does not fit this rank's transfers, which is a bug of this crate.
     /// - [`ErrorKind::ExchangeRefused`]: the members refuse the plan. All get the same refusal, within the limits of
-    ///   [`ExchangeOptions::deadline`]. In two cases, it is possible that only one process gets it:
-    ///   - If two processes take part as the same rank: one of the two.
-    ///   - If one member has a different list of members: that member.
+    ///   [`ExchangeOptions::deadline`]. In two cases, it is possible that only this process is refused, and that the
+    ///   other members have the plan:
+    ///   - Another process takes part as this rank.
+    ///   - This rank's list of members differs from that of the others.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
@@ -345,7 +348,8 @@ impl Exchange {
     }
 
     /// Returns the number of free channels of this rank, out of [`ExchangeOptions::channels`]. A plan or a set of
-    /// regions needs adjacent channels, so the exchange of a plan can fail although enough channels are free.
+    /// regions needs adjacent channels. So an agreement can fail although enough channels are free, if they are not
+    /// adjacent.
     #[must_use]
     pub fn free_channels(&self) -> usize {
         self.owner.shared.slots().free()
@@ -359,8 +363,8 @@ impl Exchange {
     }
 
     /// Waits until this rank and its peers have closed the plans and regions that this rank has dropped, or until the
-    /// deadline. A rank *closes* a plan or regions after it has dropped them: it closes the peers' memory that they
-    /// use.
+    /// deadline. A rank *closes* a plan or regions after it has dropped them: it closes (unmaps) the peers' memory that
+    /// they use.
     ///
     /// At the deadline, transfers of these plans and regions that are under way fail with [`Fault::Aborted`]. The
     /// running [leases](ExchangeOptions::lease) end then, so memory that peers have not closed is quarantined. Returns

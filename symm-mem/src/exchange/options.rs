@@ -1,12 +1,12 @@
-//! Options of a group's exchanges.
+//! Options of a group's [exchanges](super::Exchange).
 
 use std::time::Duration;
 
 use cuda_driver::vmm::HandleTypes;
 
-/// Options of a group's exchanges. All members must pass the same values. If their `channels` differ,
-/// [`Exchange::new`](super::Exchange::new) fails on all of them. Different deadlines and leases are not noticed. A
-/// member with a shorter deadline may end an agreement for all members while others would still wait.
+/// Options of a group's [exchanges](super::Exchange). All members must pass the same values. If their `channels`
+/// differ, [`Exchange::new`](super::Exchange::new) fails on all of them. Different deadlines and leases are not
+/// noticed. A member with a shorter deadline may end an agreement for all members while others would still wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// Determines the time limits of an agreement on a [plan](super::Plan) or on [regions](super::Regions):
@@ -21,9 +21,9 @@ pub struct ExchangeOptions {
     /// one peer writes its signals. A plan uses one channel for each of its transfers, and a set of regions one for
     /// each other member.
     pub channels: usize,
-    /// The time that peers have to close this rank's memory of a plan or of regions. It begins once this rank has
-    /// dropped the plan or regions and has closed the peers' memory that they use. If a peer has not closed this rank's
-    /// memory by the end of this time, the memory is [quarantined](super::Exchange::quarantine).
+    /// The time that peers have to close (unmap) this rank's memory of a plan or of regions. It begins once this rank
+    /// has dropped the plan or regions and has closed the peers' memory that they use. If a peer has not closed this
+    /// rank's memory by the end of this time, the memory is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Types of the handles by which the ranks share the memory of their channels. `None` stands for all types that the
     /// driver [grants](HandleTypes::granted) to this process. Across hosts, every rank needs fabric handles.

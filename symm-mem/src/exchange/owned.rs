@@ -1,5 +1,6 @@
-//! Memory that is neither a block of a symmetric pool nor a [`PeerMemory`](crate::rendezvous::PeerMemory): an
-//! allocation of the driver, or a block of a caching allocator with the segments that contain it.
+//! Memory that is neither a block of a [symmetric pool](crate::SymmetricPool) nor a
+//! [`PeerMemory`](crate::rendezvous::PeerMemory): an allocation of the driver, or a block of a caching allocator with
+//! the segments (allocations of the driver) that contain it.
 
 use std::{
     any::Any,

@@ -1,4 +1,4 @@
-//! Put and get: the transfers of an exchanged plan, on streams.
+//! Put and get: the transfers of a plan on which the members have agreed, on streams.
 
 use std::{
     fmt,
@@ -90,8 +90,8 @@ pub(super) struct TransferEnd {
 }
 
 impl Drop for PlanState {
-    /// Hands the plan to the closing thread. That thread waits for transfers under way, closes the peers' memory, and
-    /// then tells the peers that this rank has closed the plan.
+    /// Hands the plan to the [closing thread](super::close). That thread waits for transfers under way, closes (unmaps)
+    /// the peers' memory, and then tells the peers that this rank has closed the plan.
     fn drop(&mut self) {
         self.owner.shared.closer.close(self.core.clone());
     }
@@ -362,10 +362,10 @@ fn run(
 ) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (&endpoint.own, &endpoint.theirs);
     // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. The caller has
-    // promised that a graph is not launched after the plan is dropped. The buffers stay mapped too: the watch thread
-    // keeps the plan alive until the operation has ended, and the plan holds this rank's buffer and the mappings of the
-    // peer's buffer. Both ends have agreed on the length, and the pieces of the peer's buffer have that length. The
-    // caller ensures that no other code accesses the buffers in conflict with the copies.
+    // promised that a graph is not launched after the plan is dropped. The buffers stay mapped too: the thread that
+    // enforces deadlines (`watch`) keeps the plan alive until the operation has ended, and the plan holds this rank's
+    // buffer and the mappings of the peer's buffer. Both ends have agreed on the length, and the pieces of the peer's
+    // buffer have that length. The caller ensures that no other code accesses the buffers in conflict with the copies.
     unsafe {
         match (step, round) {
             (StreamStep::Wait, Some(round)) => {

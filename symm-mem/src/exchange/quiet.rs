@@ -1,4 +1,4 @@
-//! Permission to make those driver calls of an exchange that may wait for the device.
+//! Permission to make those driver calls of an [exchange](super::Exchange) that may wait for the device.
 //!
 //! Two calls of the driver may block until all work of the device has ended: `cuIpcCloseMemHandle`, which closes memory
 //! opened by legacy IPC handle, and `cuMemFree`. In this file, to *close memory* means to make one of these calls.
@@ -19,8 +19,9 @@
 //! `cuMemAddressFree` return while streams wait and kernels run.
 //!
 //! This module considers only transfers. But other work of a device, such as NCCL kernels or kernels that wait for
-//! signals, can wait for another rank of the process. When a program drops a plan or regions in a process of several
-//! ranks, this other work must have ended, or must depend only on work that is already enqueued.
+//! signals, can wait for another rank of the process. When a program drops a [plan](super::Plan) or
+//! [regions](super::Regions) in a process of several ranks, this other work must have ended, or must depend only on
+//! work that is already enqueued.
 
 use std::{
     sync::{

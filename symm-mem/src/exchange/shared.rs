@@ -1,5 +1,5 @@
-//! State that an exchange, its plans and its threads share. In this file, "plan" also stands for the transfers between
-//! the regions of two ranks.
+//! State that an [exchange](super::Exchange), its plans and its threads share. In this file, "plan" stands for a
+//! [`Plan`](super::Plan), or for the transfers between the [regions](super::Regions) of two ranks.
 
 use std::{
     ops::Range,
@@ -151,8 +151,8 @@ impl Shared {
         self.control.synchronize()
     }
 
-    /// Returns an error if no work of the plan can be enqueued on the stream: the plan is stale or has failed, or the
-    /// stream belongs to another context.
+    /// Returns an error if no work of the plan can be enqueued on the stream: the plan is stale (a later plan of the
+    /// same name has replaced it) or has failed, or the stream belongs to another context.
     pub(super) fn admit(&self, core: &Core, stream: &Stream) -> Result<(), TransferError> {
         core.current.admit(core.generation).map_err(|expected| {
             let (plan, found) = (core.plan.clone(), core.generation);
@@ -220,7 +220,8 @@ impl Mirror {
     }
 
     /// Returns the first peer, as a rank of the job, on which the plan had failed when the slots were last copied. A
-    /// peer that has dropped its regions also counts, if this rank waits for a notification that the peer has not sent.
+    /// peer that has dropped its regions also counts, if this rank waits for a
+    /// [notification](super::Regions::transfer_and_notify) that the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let mut slots = core.slots.clone().zip(&core.endpoints);
         let abandoned = slots.find(|(slot, endpoint)| {

@@ -1,4 +1,4 @@
-//! A rank's slots for the signals of its peers: their layout and allocation.
+//! Layout and allocation of a rank's slots: words in device memory by which its peers signal to it.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use cuda_driver::DevicePtr;
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, increasing | the last round that the peer has signalled, or the number of its notifications |
-/// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
-/// | abort | the peer | 1 if the plan or the transfers failed on the peer: the other words are invalid |
+/// | count | the peer | the last round that the peer has signalled, or the number of notifications that it has sent |
+/// | toggle | the peer sets it, this rank resets it | 1 if the peer has signalled for the current round of a graph |
+/// | abort | the peer | 1 if the plan or the transfers have failed on the peer: then the other words are invalid |
 /// | dropped | the peer | 1 if the peer has dropped its regions: no further notification comes |
 pub(super) const SLOT_BYTES: usize = 16;
 

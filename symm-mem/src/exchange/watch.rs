@@ -1,7 +1,7 @@
-//! The watch thread of an exchange, which enforces the deadlines of its transfers. A stream cannot enforce them,
-//! because it waits for a word in device memory without a time limit. A caller cannot enforce them while it is blocked
-//! in the synchronization of such a stream. The watch thread must not block in the same way, so it makes no call that
-//! waits for the device or for another rank.
+//! The watch thread of an [exchange](super::Exchange), which enforces the deadlines of its transfers. A stream cannot
+//! enforce them, because it waits for a word in device memory without a time limit. A caller cannot enforce them while
+//! it is blocked in the synchronization of such a stream. The watch thread must not block in the same way, so it makes
+//! no call that waits for the device or for another rank.
 //!
 //! In this file, a *plan* is one [`Core`]: a [`Plan`](super::Plan), or the transfers between the regions of two ranks.
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
@@ -81,7 +81,6 @@ impl Watched {
     }
 }
 
-/// State of the watch thread.
 pub(super) struct Watch {
     state: Mutex<WatchState>,
     changed: Condvar,
@@ -142,8 +141,8 @@ impl Watch {
     /// Watches an operation that the caller has just enqueued on `stream`. The caller has recorded `done` after the
     /// operation. The operation must end within `deadline` from now. `wait` is the index of the transfer, and the
     /// condition that the operation waits for; it is `None` exactly if `deadline` is. `previous` is the event of the
-    /// previous operation of the same transfer, or of the previous notification to the same peer. This event is reused
-    /// if nothing else refers to it.
+    /// previous operation of the same transfer, or of the previous [notification](super::Regions::transfer_and_notify)
+    /// to the same peer. This event is reused if nothing else refers to it.
     pub(super) fn begin(
         &self,
         core: &Arc<Core>,

@@ -1,4 +1,5 @@
-//! The decision about a plan or regions, as pure functions of the members' records.
+//! The decision about a plan (a list of transfers) or regions (memory that all members can access), as pure functions
+//! of the members' [records](ExchangeRecord).
 
 use super::{
     ExchangeDecision,

@@ -1,7 +1,7 @@
 //! The protocol of an exchange, without I/O. In this module, an *exchange* is one agreement of the members, and not the
 //! handle [`Exchange`](super::Exchange). The members agree either on a plan, which is a list of transfers between them,
 //! or on regions, which are memory that all members can access. They check that the two ends of every transfer match,
-//! and that every member can open the memory that it accesses.
+//! and that every member can open (map) the memory that it accesses.
 //!
 //! - [`ExchangeRecord`]: the message of a member. Contains its transfers or regions, its exports (its allocations that
 //!   peers access), and the list of the peers' allocations that it already has open.
@@ -9,7 +9,7 @@
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
 //! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. All members get the same
-//!   value, with one exception, which the documentation of the type describes.
+//!   value, except in two cases, which the documentation of the type describes.
 //!
 //! One exchange is one run of [`ExchangeProtocol`] for all transfers, or all regions, of all members. Every member
 //! takes part, even if it has no transfers or already has all memory open.
@@ -37,9 +37,10 @@ use crate::{
     sharing::{self, OpeningOutcome},
 };
 
-/// The protocol of one exchange. Its [agreed value](Protocol::Agreed) is `Some` with the plan or regions if no member
-/// has to open memory. Otherwise the value is `None`: the members have already got the plan or regions with
-/// `ExchangeDecision::Act`.
+/// The protocol of one exchange. The [agreed value](Protocol::Agreed) depends on the decision about the records:
+/// - `ExchangeDecision::Agreed`, if no member has to open memory: the value is `Some` with the plan or regions.
+/// - `ExchangeDecision::Act`, if members have to open memory: this decision contains the plan or regions, so the value
+///   that is agreed afterwards is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 
@@ -69,7 +70,9 @@ impl Protocol for ExchangeProtocol {
     }
 }
 
-/// The decision for all members.
+/// The result of [`decide()`], the same on all members. If it is `Act`, members open memory, and then a second value of
+/// this type ends the exchange.
 pub type ExchangeDecision = agreement::Decision<ExchangeProtocol>;
-/// The reason why an exchange ended without a plan or regions.
+/// The reason why an exchange ended without a plan or regions on this rank: a refusal, or for example an error of the
+/// store.
 pub type ExchangeEnding = agreements::Ending<ExchangeRefusal>;

@@ -1,4 +1,6 @@
-//! The record that a member sends to the other members before any memory is opened.
+//! The record of a member of an exchange: the message that it sends to the other members before any memory is opened.
+//! It describes the member's transfers (copies between its buffers and those of peers) or its regions (memory that all
+//! members can access).
 
 use std::fmt;
 
@@ -14,7 +16,7 @@ use crate::{
 /// Identifies an allocation of one process. Unlike an address, an id is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationId {
-    /// An allocation that is not a segment of a symmetric pool.
+    /// An allocation that is not a segment of a [symmetric pool](crate::SymmetricPool).
     Own {
         /// The number of the allocation in its process.
         number: u64,
@@ -23,7 +25,7 @@ pub enum AllocationId {
     Segment {
         /// The pool.
         pool: PoolId,
-        /// The segment's ordinal in the pool.
+        /// The segment's ordinal, which is its number in the pool.
         ordinal: u32,
     },
 }
@@ -226,6 +228,8 @@ impl ExchangeRecord {
     /// - The index of an export or slot is out of range.
     /// - A piece of memory extends beyond its allocation.
     /// - The pieces of a transfer's buffer together have another length than the transfer.
+    ///
+    /// Slots and pieces of regions are not checked if the rank is not ready, because its regions are then not used.
     pub(super) fn flaw(&self, members: usize) -> Option<String> {
         self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
     }

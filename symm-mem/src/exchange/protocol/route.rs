@@ -1,5 +1,6 @@
 //! Routes: the parts of an [`Agreement`] that one rank needs. For a plan, these are the peers' ends of the rank's
-//! transfers. For regions, they are the regions of each peer, and the slots for the signals between the two ranks.
+//! transfers. For regions, they are the regions of each peer, and the slots (words of memory) for the signals between
+//! the two ranks.
 
 use std::collections::HashMap;
 

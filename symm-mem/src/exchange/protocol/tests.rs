@@ -1,4 +1,5 @@
-//! Tests: each kind of difference between the members' records, the judgement of outcomes, and the encoding.
+//! Tests: each kind of difference between the members' records, the decision about the outcomes that members report
+//! after they have opened memory, and the encoding.
 
 use bootstrap::agreement::{Protocol, Report};
 use proptest::prelude::*;

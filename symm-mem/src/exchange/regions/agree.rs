@@ -1,4 +1,4 @@
-//! The agreement on regions.
+//! The agreement of the members of a group on the [regions](Regions) that they share.
 
 use std::sync::Mutex;
 

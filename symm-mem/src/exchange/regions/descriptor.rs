@@ -1,4 +1,4 @@
-//! Descriptors of the ranges that a transfer between regions copies, and the resulting copies.
+//! Descriptors of the ranges that a transfer between [regions](super::Regions) copies, and the resulting copies.
 
 use cuda_driver::DevicePtr;
 

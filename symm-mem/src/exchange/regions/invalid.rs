@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-/// A side of a transfer between regions.
+/// A side of a transfer between [regions](super::Regions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The rank that copies.
+    /// The rank that makes the call, and copies.
     Local,
     /// The peer of that rank.
     Remote,

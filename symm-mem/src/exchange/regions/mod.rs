@@ -1,4 +1,5 @@
-//! Regions: memory that the members of a group share. A transfer between the regions of two members needs no agreement.
+//! Regions: memory that the members of a group share. A transfer copies between the regions of two members. The members
+//! do not agree on a transfer beforehand, as they do on the transfers of a [plan](super::Plan).
 
 mod agree;
 mod descriptor;
@@ -36,8 +37,8 @@ use crate::lock::lock;
 
 /// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member can [transfer](Self::transfer) ranges of
-/// bytes between its own regions and those of any other member, at any time. A transfer needs no call of the peer and
-/// no agreement. Cheap to clone.
+/// bytes between its own regions and those of any other member, at any time. A transfer needs no call of the peer.
+/// Cheap to clone.
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
 /// makes a stream wait for the next notification from a member, and [`notifications`](Self::notifications) returns the
@@ -57,8 +58,8 @@ use crate::lock::lock;
 /// rank or on the peer. Later calls for that peer return the fault. Transfers with other peers continue. If the group
 /// ends, the transfers with all peers fail. A fault also releases the streams that wait for a notification from the
 /// peer, although the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data
-/// that the peer has transferred. A fault is permanent in its set. To transfer with the peer again, the members share
-/// the regions again, under the same name or another one, which makes a new set.
+/// that the peer has transferred. A fault is permanent for this set of regions. To transfer with the peer again, the
+/// members share the regions again, under the same name or another one, which makes a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. If a peer still
 /// has the set at the end of the [lease](super::ExchangeOptions::lease), the regions are
@@ -208,10 +209,10 @@ impl Regions {
         PreparedRanges::new(&self.inner, rank, self.of(rank)?, ranges)
     }
 
-    /// Like [`transfer`](Self::transfer), between prepared ranges. The n-th selected range in `local`, which is this
-    /// rank's, is paired with the n-th selected range in `remote`, which is a peer's. This call checks only the
-    /// selection: that the indices exist, that the lengths of each pair are equal, and that destinations do not
-    /// overlap. Its time does not depend on the number of ranges that are not selected.
+    /// Like [`transfer`](Self::transfer), between ranges that [`prepare`](Self::prepare) has validated. The n-th
+    /// selected range in `local`, which is this rank's, is paired with the n-th selected range in `remote`, which is a
+    /// peer's. This call checks only the selection: that the indices exist, that the lengths of each pair are equal,
+    /// and that destinations do not overlap. Its time does not depend on the number of ranges that are not selected.
     ///
     /// # Safety
     /// As for [`transfer`](Self::transfer).
@@ -395,9 +396,9 @@ impl Regions {
         }
         let copies = find_copies(peer)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
-        // the peer's memory, so both stay mapped while the core lives. The watch thread keeps the core until the copies
-        // have ended. For a captured transfer, the caller promises that the regions, and so the core, live until the
-        // last launch has ended. The caller also promises the other conditions.
+        // the peer's memory, so both stay mapped while the core lives. The thread that enforces deadlines (`watch`)
+        // keeps the core until the copies have ended. For a captured transfer, the caller promises that the regions,
+        // and so the core, live until the last launch has ended. The caller also promises the other conditions.
         let enqueue_copies = || copies.iter().try_for_each(|copy| unsafe { copy.enqueue(stream) });
         if stream.capture_status()? != CaptureStatus::None {
             if let Some(asked) = notifier {

@@ -1,4 +1,4 @@
-//! An enqueued transfer between regions.
+//! An enqueued transfer between [regions](super::Regions).
 
 use std::sync::{Arc, OnceLock};
 

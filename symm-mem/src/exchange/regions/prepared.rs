@@ -1,4 +1,5 @@
-//! Prepared ranges: lists of ranges of one rank's regions that are validated once, for many transfers.
+//! Prepared ranges: lists of ranges of one rank's [regions](super::Regions) that are validated once, for many
+//! transfers.
 
 use std::{
     fmt, ops, ptr,
@@ -37,7 +38,7 @@ pub struct PreparedRanges {
     regions: String,
     generation: u64,
     rank: usize,
-    /// The parts of all ranges, in the order of the ranges.
+    /// The [parts](RangePart) of all ranges, in the order of the ranges.
     parts: Vec<RangePart>,
     ranges: Vec<Prepared>,
 }

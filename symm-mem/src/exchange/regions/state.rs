@@ -25,9 +25,9 @@ pub(super) struct RegionsState {
 }
 
 impl Drop for RegionsState {
-    /// Hands the regions to the exchange's closing thread. The thread waits for transfers under way and tells the peers
-    /// that no further notification comes. Then it closes the peers' memory, and tells the peers that this rank has
-    /// closed it.
+    /// Hands the regions to the exchange's [closing thread](super::super::close). The thread waits for transfers under
+    /// way and tells the peers that no further [notification](super::Regions::transfer_and_notify) comes. Then it
+    /// closes (unmaps) the peers' memory, and tells the peers that this rank has closed it.
     fn drop(&mut self) {
         for peer in self.peers.iter().flatten() {
             self.owner.shared.closer.close(peer.core.clone());
