@@ -1,4 +1,6 @@
-//! The interface through which commits and retirements use a group.
+//! The interface through which [commits](crate::SymmetricPool::commit) and [retirements](crate::SymmetricPool::retire)
+//! use a group. A commit registers segments of a pool as NCCL windows of one group. A retirement removes segments from
+//! the pool and from all groups.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -17,12 +19,12 @@ use crate::{
     group_object::{GroupObject, is_closed},
 };
 
-/// The time that the abort of a poisoned group's communicator may take to free the communicator's resources.
+/// The time that the abort of a [poisoned](Poison) group's communicator may take to free the communicator's resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A group of ranks for which pools can be [committed](crate::SymmetricPool::commit).
 pub trait SymmetricGroup: Sync {
-    /// The group's number and epoch.
+    /// The group's id: its number and its epoch (the generation of the job that created the group).
     fn id(&self) -> GroupId;
 
     /// The group's name, for error texts, if it has one.
@@ -44,7 +46,8 @@ pub trait SymmetricGroup: Sync {
         self.communicator().windows_supported()
     }
 
-    /// Returns whether the `bytes` bytes at `ptr` are registered with this rank's communicator, other than as a window.
+    /// Returns whether the `bytes` bytes at `ptr` are registered with this rank's communicator, but not as a window
+    /// (`ncclCommRegister`).
     fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
         self.communicator().is_registered(ptr, bytes)
     }
@@ -69,22 +72,23 @@ pub trait SymmetricGroup: Sync {
     /// Returns a handle on the group's health monitor, if it has one. The handle has two uses:
     /// - A commit or retirement that waits for a member ends as soon as the group ends.
     /// - If a member is lost during a commit, the commit reports the error that ended the group. To get this error, it
-    ///   waits for the end of the group, for at most two heartbeat intervals.
+    ///   waits for the end of the group, for at most two heartbeat intervals of the health monitor.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
 
     /// Ends the group on all members, if the group can inform them. Called when this rank cannot learn the result of a
-    /// commit or retirement: the rank has lost the store or could not decode a stored value, or the agreement's code
-    /// has a bug. The caller aborts the communicator afterwards. The default implementation does nothing.
+    /// commit or retirement: the rank has lost the store or could not decode a stored value, another process runs as
+    /// this rank, or this crate has a bug. The caller aborts the communicator afterwards. The default implementation
+    /// does nothing.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
 
-    /// Returns the numbers of collectives and messages enqueued on this rank's device, with one entry for each process
-    /// group on the device. Commits and retirements compare these numbers between the ranks, and are refused if they do
-    /// not match. Without this check, a registration could deadlock with a collective that only some ranks have
-    /// enqueued. The default implementation returns no entries, so nothing is compared.
+    /// Returns the numbers of collectives and messages (sends and receives) enqueued on this rank's device, with one
+    /// entry for each process group on the device. Commits and retirements compare these numbers between the ranks, and
+    /// are refused if they do not match. Without this check, a registration could deadlock with a collective that only
+    /// some ranks have enqueued. The default implementation returns no entries, so nothing is compared.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
     }
@@ -154,9 +158,11 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
     }
 }
 
-/// Returns the readiness that a rank posts in a commit or a retirement. The caller checks the segments.
+/// Returns the readiness that a rank posts in a commit or a retirement: whether it can take part, and if not, why. Does
+/// not consider the segments, which the caller checks.
 ///
-/// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
+/// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open
+///   (`ncclGroupStart`).
 /// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on
 ///   this rank, for example that its communicator has failed.
 /// - `is_capturing`: whether a stream of the rank's device is capturing, or the driver's error if this is unknown.
@@ -174,8 +180,9 @@ pub(crate) fn readiness(
     }
 }
 
-/// Returns the [`Object`] for an agreement of the members of `group`. Through it, the agreement learns that the group
-/// has ended, and then ends its waits for other members.
+/// Returns the [`Object`] for an [agreement](bootstrap::agreement) of the members of `group` (a common decision, for
+/// example of a commit). Through it, the agreement learns that the group has ended, and then ends its waits for other
+/// members.
 pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
     GroupObject {
         rank: domain.rank(),
@@ -186,9 +193,10 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts this rank's communicator of a group that is poisoned on this rank. If the poison is [`Poison::StoreLost`] of
-/// this rank, first ends the group on all members ([`SymmetricGroup::fail`]): this rank could not learn the result, so
-/// the group is perhaps not poisoned on the others. `own` is this rank's number in the domain.
+/// Aborts this rank's communicator of a group that is [poisoned](Poison) on this rank. If the poison is
+/// [`Poison::StoreLost`] of this rank, first ends the group on all members ([`SymmetricGroup::fail`]): this rank could
+/// not learn the result of the commit or retirement, so the group is perhaps not poisoned on the other members. `own`
+/// is this rank's number in the domain.
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());

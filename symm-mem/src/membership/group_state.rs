@@ -1,4 +1,5 @@
-//! The state of a pool in one group on this rank, kept between commits.
+//! The state of a [pool](crate::SymmetricPool) in one group on this rank, kept from one
+//! [commit](crate::SymmetricPool::commit) for the group to the next.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,10 +25,11 @@ pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for error texts. Set at every commit.
     group_name: Option<Arc<str>>,
-    /// The owner of the mappings of the members' segments of this pool. Also has the members' signal pads, which are
-    /// memory through which the members' kernels signal each other. `None` until this rank first offers memory.
+    /// The owner of the mappings of the members' segments of this pool, and of the members' signal pads (memory through
+    /// which the members' kernels signal each other). `None` until a commit first offers this rank's segments to the
+    /// members.
     pub(super) peers: Option<Arc<PeerGroup>>,
-    /// The segments, of all pools, that all members have mapped.
+    /// The segments, of all pools, whose memory the members have mapped from each other.
     pub(super) mapped: Arc<MappedSegments>,
     /// Finds the positions of buffers in the pool, for groups that compare these positions between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
@@ -95,20 +97,23 @@ impl GroupState {
         }))
     }
 
-    /// Returns true if this rank need not commit the pool, whose arena is `arena`, because all of this is true:
+    /// Returns true if this rank need not commit the pool, because all of this is true:
     /// - There are no new segments.
-    /// - The group is not poisoned.
-    /// - No request for memory has failed since the last commit that found the members' logs of requests equal. A
-    ///   request that succeeded when it was repeated does not count as failed. A failed request may have made this
-    ///   rank's log differ from the logs of the others, which only a commit detects.
+    /// - The group is not [poisoned](Poison).
+    /// - No request for memory has failed since the last commit that found the members'
+    ///   [logs](crate::SymmetricPool::log) of requests equal. A request that succeeded when it was repeated does not
+    ///   count as failed. A failed request may have made this rank's log differ from the logs of the others, which only
+    ///   a commit detects.
+    ///
+    /// `arena` is the pool's arena, which has its segments and its log.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
     }
 
-    /// Applies the result of a commit. `offered` are the new segments in this rank's record
-    /// ([`CommitRecord`](crate::agreement::CommitRecord)). A successful commit adds a prefix of this list to the group.
-    /// `cause` is the store's error, if the store failed.
+    /// Applies the result of a commit. `offered` are the new segments in this rank's
+    /// [record](crate::agreement::CommitRecord), the message that it posted to the members. A successful commit adds a
+    /// prefix of this list to the group. `cause` is the store's error, if the store failed.
     pub(super) fn conclude(
         &mut self,
         result: &Result<Agreed, Ending>,
@@ -126,10 +131,10 @@ impl GroupState {
     /// store's error, if the store failed.
     ///
     /// Returns:
-    /// - an error, if `result` is an error, or if this rank could not undo its registrations. If the members may then
-    ///   have different registrations, the group is poisoned on this rank;
-    /// - false, if the members undo their registrations, and this rank has undone its own;
-    /// - true, if all members keep their registrations.
+    /// - An error, if `result` is an error, or if this rank could not undo its registrations. If the members may then
+    ///   have different registrations, this method [poisons](Poison) the group on this rank.
+    /// - False, if the members undo their registrations, and this rank has undone its own.
+    /// - True, if all members keep their registrations.
     pub(super) fn conclude_plain(
         &mut self,
         result: Result<Plain, Ending>,
@@ -153,9 +158,10 @@ impl GroupState {
         result
     }
 
-    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired. The
-    /// group's log of commits and retirements is cleared, and then gets an entry for each of `retired` again. So the
-    /// next commit, which compares this log, detects a member whose pool has not retired the same segments.
+    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has
+    /// [retired](crate::SymmetricPool::retire). The group's log of commits and retirements is cleared, and then gets an
+    /// entry for each of `retired` again. So the next commit, which compares this log, detects a member whose pool has
+    /// not retired the same segments.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));

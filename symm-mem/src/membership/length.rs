@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Memberships {
-    /// Returns the largest number of bytes that any rank of the domain needs. This rank needs `bytes` bytes, and waits
-    /// for the others for at most `deadline`.
+    /// Returns the largest number of bytes that any rank of the pool's [domain](crate::Domain) needs. This rank needs
+    /// `bytes` bytes, and waits for the others for at most `deadline`.
     pub(crate) fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, ErrorKind> {
         let Start { member, record } = self.begin_length(bytes, deadline);
         let (store, act) =
@@ -27,7 +27,7 @@ impl Memberships {
         })
     }
 
-    /// Begins the next agreement on a length. Returns the arguments with which this rank starts it.
+    /// Counts the next agreement on a length. Returns the arguments with which this rank takes part in it.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = self.meetings().lengths.count();
         let domain = self.domain();

@@ -1,4 +1,6 @@
-//! The table of a pool (its segments by address, and their states by group), and the results of look-ups in the table.
+//! The table of a [pool](crate::SymmetricPool) (its segments by address, and their states by group), and the results of
+//! look-ups in the table. A [commit](crate::SymmetricPool::commit) adds segments of the pool to a group. A
+//! [retirement](crate::SymmetricPool::retire) removes segments from the pool.
 
 use std::sync::Arc;
 
@@ -11,16 +13,18 @@ use crate::{
     rendezvous::PeerGroup,
 };
 
-/// State of a segment in a group.
+/// State of a pool's segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// Not committed for the group: the group's members must not use the segment as symmetric memory.
+    /// Not [committed](crate::SymmetricPool::commit) for the group: the group's members must not use the segment as
+    /// symmetric memory.
     Pending,
     /// Committed, but neither in a window nor registered with `ncclCommRegister`.
     Agreed,
     /// Committed without a window, but registered with `ncclCommRegister` on all members.
     Registered,
-    /// Committed: all members have the segment in this window. Adjacent segments may share a window.
+    /// Committed: all members have registered the segment as part of this NCCL window. Adjacent segments may share a
+    /// window.
     Window {
         /// Number of windows that the group's communicator registered before this window; equal on all members.
         serial: u64,
@@ -49,7 +53,8 @@ pub struct BufferLocation {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// The range extends beyond its segment, so it is no symmetric buffer. NCCL itself does not reject such a range.
+    /// The range begins in a segment and extends beyond it, so it is no symmetric buffer. NCCL itself does not reject
+    /// such a range.
     #[error(
         "SpansSegments: {bytes} bytes at {address:#x} run past the end of segment {ordinal} at {end:#x}; no collective \
          may use them as one buffer"
@@ -81,22 +86,23 @@ pub(crate) struct SegmentStates {
     windows: Vec<Option<(Window, u64)>>,
     /// This rank's registrations with `ncclCommRegister`, by ordinal.
     registered: Vec<(u32, Arc<PlainRegistration>)>,
-    /// The owner of the mappings of the members' segments, if the members have mapped any.
+    /// The owner of this rank's mappings of the members' segments, if the members have mapped any from each other.
     pub(crate) peers: Option<Arc<PeerGroup>>,
-    /// Segments that the members have not mapped, by ordinal, each with the reason.
+    /// Segments that the members have not mapped from each other, by ordinal, each with the reason.
     pub(super) unmapped: Vec<(u32, Unmapped)>,
     /// Committed segments without windows, by ordinal, each with the reason.
     pub(super) without: Vec<(u32, NoWindows)>,
     /// Committed segments without windows whose registration with `ncclCommRegister` failed on a member, by ordinal,
     /// each with the cause.
     pub(super) unregistered: Vec<(u32, String)>,
-    /// The length of the pool's log, in requests, up to which the last comparison found the members' logs equal.
+    /// The length of the pool's [log](crate::SymmetricPool::log) of requests up to which the last comparison found the
+    /// logs of all members equal.
     pub(crate) compared: u64,
 }
 
 impl SegmentStates {
-    /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
-    /// have mapped it.
+    /// Returns why the members have not mapped segment `ordinal`, which the group has committed, from each other.
+    /// Returns `None` if they have mapped it.
     pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
         reason(&self.unmapped, ordinal)
     }
@@ -180,7 +186,8 @@ fn reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
     reasons.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }
 
-/// The pool's segments that are not retired (sorted by address), and the states of its groups. A published table does
+/// The pool's segments that are not retired (sorted by address), and the states of its
+/// groups. A published table does
 /// not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
@@ -251,7 +258,8 @@ impl Table {
         self.pending.iter().find(|(id, _)| *id == group).map(|(_, pending)| pending)
     }
 
-    /// States of the pool's segments in `group`. `None` if the group has no commit, is poisoned, or was forgotten.
+    /// States of the pool's segments in `group`. `None` if the group has no successful commit, is poisoned, or was
+    /// [forgotten](crate::SymmetricPool::forget).
     pub(crate) fn states(&self, group: GroupId) -> Option<&SegmentStates> {
         self.groups.iter().find(|(id, _)| *id == group).map(|(_, states)| states)
     }
@@ -289,7 +297,8 @@ impl Table {
         })
     }
 
-    /// The ordinal, begin and end of the segment that contains `address`, if the segment lies in a window of `group`.
+    /// The ordinal, first address and end address of the segment that contains `address`, if the segment lies in a
+    /// window of `group`.
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
         let after = self.ranges.partition_point(|range| range.begin <= address);
         let range = self.ranges.get(after.checked_sub(1)?).filter(|range| address < range.end)?;

@@ -1,5 +1,5 @@
 //! The pool segments whose memory the members of a group have mapped from each other. A group has one list of these
-//! segments, for all pools that are committed for the group.
+//! segments, for all pools that are [committed](crate::SymmetricPool::commit) for the group.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,9 @@ pub(crate) struct MappedSegments {
     segments: RwLock<Vec<MappedSegment>>,
     /// The number of the next segment.
     next: Mutex<u64>,
-    /// Set when the group creates a [direct path](crate::direct). The messages of the path may copy to and from the
-    /// segments until the group ends. So if a pool is dropped before then, its segments stay in the list.
+    /// Set when the group creates a [direct path](crate::direct): a transport that copies the group's messages (sends
+    /// and receives) directly between the members' memory. The messages may copy to and from the segments until the
+    /// group ends. So if a pool is dropped before then, its segments stay in the list.
     is_used: AtomicBool,
 }
 
@@ -52,7 +53,7 @@ impl MappedSegment {
     }
 
     /// Returns two values: this rank's own memory of the segment, and the mappings of the members' memory of it.
-    /// Returns `None` if the segment is retired.
+    /// Returns `None` if the segment is [retired](crate::SymmetricPool::retire), that is, removed from the pool.
     pub(crate) fn mapping(&self) -> Option<(Buffer, PeerMapping)> {
         let mapping = self.memory.attachments().get::<PeerMapping>(&self.group.mappings, self.ordinal)?;
         let buffer = Buffer::of_segment(&self.memory, self.ordinal, mapping.buffers.bytes() as u64);
@@ -61,7 +62,7 @@ impl MappedSegment {
 }
 
 /// The lists of mapped segments in this process, by group and by rank, because one process may run several ranks. The
-/// rank is the number in the job, which is also the number in the domain.
+/// rank is the number in the job, which is also the number in the pool's [domain](crate::Domain).
 static GROUPS: Mutex<BTreeMap<(GroupId, u32), Weak<MappedSegments>>> = Mutex::new(BTreeMap::new());
 
 impl MappedSegments {
@@ -77,7 +78,8 @@ impl MappedSegments {
         new
     }
 
-    /// Returns the number that this rank proposes for the next segment. The members use the highest proposal.
+    /// Returns the number that this rank proposes for the next segment. The segment gets the highest number that a
+    /// member proposes.
     pub(crate) fn next(&self) -> u64 {
         *lock(&self.next)
     }
@@ -91,8 +93,8 @@ impl MappedSegments {
         drop(removed);
     }
 
-    /// Makes later calls of [`pool_dropped`](Self::pool_dropped) keep the segments, because messages of the group's
-    /// [direct path](crate::direct) may copy to and from them.
+    /// Makes later calls of [`pool_dropped`](Self::pool_dropped) keep the segments of the dropped pool in the list,
+    /// because messages of the group's [direct path](crate::direct) may copy to and from them.
     pub(crate) fn keep_dropped(&self) {
         self.is_used.store(true, Ordering::Relaxed);
     }

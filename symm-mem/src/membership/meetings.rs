@@ -4,8 +4,8 @@ use bootstrap::agreement::{Member, Place};
 
 use crate::agreement::{MeetingId, MeetingKind, Rounds};
 
-/// Counters of the [meetings](crate::agreement::MeetingId) (agreements) in which the whole domain takes part: on
-/// lengths, and on retirements.
+/// Counters of the agreements in which all ranks of the domain take part: on the lengths of allocations, and on the
+/// [retirement](crate::SymmetricPool::retire) of segments. Such an agreement is called a meeting.
 #[derive(Debug, Default)]
 pub(crate) struct Meetings {
     pub(super) lengths: Rounds,
@@ -15,7 +15,7 @@ pub(crate) struct Meetings {
 impl Meetings {
     /// Records the end of a retirement or of an agreement on a length. Returns the agreements whose keys the caller
     /// must remove from the store. `member` describes this rank in the agreement. `has_met` is true if all members have
-    /// taken part. The list contains:
+    /// taken part. The returned list contains:
     /// - If `has_met` is true: the earlier agreements of the same kind whose keys may still exist. No member reads
     ///   these keys any more.
     /// - If `has_met` is false: nothing.

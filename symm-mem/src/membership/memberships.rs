@@ -1,4 +1,5 @@
-//! The state of a pool in its groups.
+//! The state of a [pool](crate::SymmetricPool) in all groups for which it was
+//! [committed](crate::SymmetricPool::commit).
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +23,7 @@ pub(crate) struct Memberships {
     memory: Arc<PoolMemory>,
     table: Arc<Published>,
     group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
-    /// The retired segments, in the order of retirement.
+    /// The ordinals of the [retired](crate::SymmetricPool::retire) segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
 }
@@ -51,7 +52,7 @@ impl Memberships {
         &self.memory
     }
 
-    /// The current table of the segments and its index, which all threads share.
+    /// The current table of the segments and of their states in the groups, with its index. All threads share it.
     pub(crate) fn published(&self) -> &Arc<Published> {
         &self.table
     }
@@ -60,7 +61,8 @@ impl Memberships {
         self.table.load_full()
     }
 
-    /// Replaces the table with the result of `change`, which runs under the arena's lock.
+    /// Replaces the table with the result of `change`, which runs under the lock of the pool's arena (the list of its
+    /// segments and blocks).
     pub(super) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
         // The lock prevents lost updates: every change of the table, here or in `publish_last`, runs under it.
         let _alone = self.memory.arena();
@@ -99,7 +101,7 @@ impl Memberships {
         lock(&self.group_states).get(&id).cloned()
     }
 
-    /// Resets the state of a group whose communicator has ended. Also removes the group's poison.
+    /// Resets the state of a group whose communicator has ended. Also removes the group's [poison](crate::Poison).
     pub(crate) fn forget(&self, group: GroupId) {
         // Drop `_peers` at the end of this function, outside of the locks. It owns the signal pads (memory through
         // which kernels signal each other), and the drop of its last reference waits for kernels that use the pads.
@@ -114,7 +116,7 @@ impl Memberships {
     }
 
     /// Removes retired segments from the table, and records their retirement in the logs of all groups. Returns true if
-    /// one of the groups is poisoned.
+    /// one of the groups is [poisoned](crate::Poison).
     pub(super) fn remove_segments(&self, ordinals: &[u32]) -> bool {
         self.update_table(|table| table.without_segments(ordinals));
         lock(&self.retired).extend(ordinals);

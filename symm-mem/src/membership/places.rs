@@ -13,7 +13,7 @@ use super::{
 };
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// Looks up places in one pool for one group. The layout of the pool is the *plan* of [`SymmetricPlaces`]. Finds
+/// Looks up places in one pool for one group. ([`SymmetricPlaces`] calls the layout of the pool a *plan*.) Finds
 /// nothing once the pool's table is dropped.
 pub(super) struct Places {
     pub(super) pool: PoolId,
@@ -28,14 +28,13 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// Returns the place of a range as text, if the range lies in a segment that the group has committed, with or
-    /// without a window.
-    ///
-    /// If the range begins in a segment, committed or not, and extends beyond it, the range has no place. Returns the
-    /// text of [`LookupError::SpansSegments`](crate::LookupError::SpansSegments) instead, which the ranks then compare
-    /// and report. This text contains this rank's address, so it can differ between ranks.
-    ///
-    /// Otherwise returns `None`.
+    /// Returns a text about a range, which the ranks compare and report:
+    /// - The place of the range, if it lies in a segment that the group has
+    ///   [committed](crate::SymmetricPool::commit), with or without a window.
+    /// - The text of [`LookupError::SpansSegments`](crate::LookupError::SpansSegments), if the range begins in a
+    ///   segment (committed or not) and extends beyond it. This text contains this rank's address, so it can differ
+    ///   between ranks.
+    /// - `None` in all other cases.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let location = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match location {

@@ -1,4 +1,5 @@
-//! A segment's registration with `ncclCommRegister`.
+//! A segment's registration with `ncclCommRegister`. A [commit](crate::SymmetricPool::commit) registers a pool's
+//! segments in this way if NCCL does not support windows for the group.
 
 use std::sync::Mutex;
 
@@ -9,10 +10,10 @@ use process_group::{
 
 use crate::lock::lock;
 
-/// A segment's registration. If the members agree to keep it, the communicator keeps this value, so the segment stays
-/// registered until [`deregister`](Self::deregister) is called or the communicator ends. Dropping the pool does not
-/// deregister the segment: ranks drop their pools at different times, and NCCL calls hang if a segment is registered on
-/// some ranks only.
+/// A segment's registration. If the members of the group agree to keep their registrations, the communicator keeps this
+/// value, so the segment stays registered until [`deregister`](Self::deregister) is called or the communicator ends.
+/// Dropping the pool does not deregister the segment: ranks drop their pools at different times, and NCCL calls hang if
+/// a segment is registered on some ranks only.
 #[derive(Debug)]
 pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
 

@@ -1,4 +1,5 @@
-//! Allows only one commit or retirement at a time to use a communicator.
+//! Allows only one [commit](crate::SymmetricPool::commit) or [retirement](crate::SymmetricPool::retire) at a time to
+//! use a communicator. A commit registers windows, and a retirement deregisters them.
 //!
 //! NCCL pairs the windows of different ranks by the order of their registration alone, and a deregistration frees
 //! addresses for later windows. If two threads committed or retired at the same time, the order of their calls into
@@ -10,8 +11,8 @@ use process_group::comm::Communicator;
 
 use crate::lock::lock;
 
-/// The addresses of the communicators with a commit or retirement in progress in this process. A guard borrows its
-/// communicator, so no other communicator gets the address while it is in the list.
+/// The addresses of the communicators with a commit or retirement in progress in this process. A [`RegistrationGuard`]
+/// borrows its communicator, so no other communicator gets the address while it is in the list.
 static COMMITTING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// The exclusive right to register or deregister windows of a communicator. Dropping the guard releases the right.

@@ -1,5 +1,6 @@
-//! Retirement of segments: all ranks of the pool's [`Domain`](crate::Domain) remove the segments from the pool, or no
-//! rank does. If no group of the pool is [poisoned](Poison), each rank then frees the memory of the segments.
+//! Retirement of segments: all ranks of the pool's [`Domain`](crate::Domain) deregister the windows of the segments and
+//! remove the segments from the pool, or no rank does. If no group of the pool is [poisoned](Poison), each rank then
+//! frees the memory of the segments.
 
 use std::{
     cell::Cell,
@@ -35,17 +36,19 @@ use crate::{
     lock::lock,
 };
 
-/// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
+/// Result of a [retirement](crate::SymmetricPool::retire); equal on all ranks except for `bytes`, `windows` and
+/// `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetireReport {
-    /// Ordinals of the retired segments.
+    /// Ordinals (numbers in the pool) of the retired segments.
     pub ordinals: Vec<u32>,
     /// Number of bytes of these segments that this call returned to the driver. Memory that the driver failed to
     /// release is not counted. Memory of earlier retirements is not counted, even if this call returned it.
     ///
-    /// 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory. The
-    /// next retirement after the pool has [forgotten](crate::SymmetricPool::forget) the group returns the memory.
-    /// Without such a retirement, the memory is returned with the rest of the pool's memory.
+    /// 0 on a rank on which a group of the pool is [poisoned](crate::Poison), because that group's communicator may
+    /// still have windows in the memory. The next retirement after the pool has
+    /// [forgotten](crate::SymmetricPool::forget) the group returns the memory. Without such a retirement, the memory is
+    /// returned with the rest of the pool's memory.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
     pub windows: usize,
@@ -134,8 +137,8 @@ impl Memberships {
 
     /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
     /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` has the numbers of
-    /// collectives and messages that this rank has enqueued, by group. Returns the arguments with which this rank
-    /// starts the agreement.
+    /// collectives and messages (sends and receives) that this rank has enqueued, by group. Returns the arguments with
+    /// which this rank takes part in the agreement of all ranks on the retirement.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -187,8 +190,9 @@ impl Memberships {
         Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
 
-    /// Runs this rank's part in the retirement. Returns the result of the retirement, the number of windows that this
-    /// rank deregistered, and the store's error if the store failed.
+    /// Runs this rank's part in the agreement on the retirement, and in the work that the ranks agree on. Returns the
+    /// result of the retirement, the number of windows that this rank deregistered, and the store's error if the store
+    /// failed.
     fn run_retirement(
         &self,
         start: Start<RetireProtocol>,
@@ -209,9 +213,10 @@ impl Memberships {
                 }
             }
         };
-        // The end of a group ends this rank's part in the agreement, except after this rank has begun to deregister.
-        // From then on the rank waits for the verdict over all outcomes, which names every rank and every ended group
-        // whose windows may remain. Without the verdict, the error would name only one rank. The wait has a time limit.
+        // The end of a group ends this rank's part in the agreement, but only until this rank has begun to deregister.
+        // From then on, the rank waits for the verdict: the ranks' common judgement of the outcomes on all ranks. It
+        // names every rank and every ended group whose windows may remain. Without the verdict, the error would name
+        // only one rank. The wait has a time limit.
         let watched = || if deregistration_begun.get() { &[] } else { participants };
         let store = self.domain().store();
         let object = GroupObject {
@@ -261,10 +266,11 @@ impl Memberships {
         }
     }
 
-    /// Unmaps the peers' segments. Then removes the windows and plain registrations (`ncclCommRegister`), group by
-    /// group in the order of `participants`, and within a group in the order of `ordinals`. If a deregistration fails
-    /// because its group has ended, continues with the next group. Any other failure ends the call. Returns the
-    /// outcome, and the number of deregistered windows.
+    /// Unmaps the peers' memory of the segments `ordinals`. Then removes the windows and plain registrations
+    /// (`ncclCommRegister`) of this rank's segments, group by group in the order of `participants`, and within a group
+    /// in the order of `ordinals`. If a deregistration fails because its group has ended, continues with the next
+    /// group. Any other failure ends the call. Returns the outcome, which this rank posts to the others, and the number
+    /// of deregistered windows.
     fn deregister(
         &self,
         ordinals: &[u32],
@@ -301,8 +307,8 @@ impl Memberships {
     }
 
     /// Applies the result of the retirement of `ordinals` with the groups of `group_states`. `cause` is the store's
-    /// error if the store failed. Returns the number of bytes freed, and the groups that this call has poisoned. The
-    /// caller must abort the communicators of these groups.
+    /// error if the store failed. Returns the number of bytes freed, and the groups that this call has
+    /// [poisoned](Poison). The caller must abort the communicators of these groups.
     #[track_caller]
     pub(crate) fn end_retirement(
         &self,

@@ -1,5 +1,5 @@
-//! Memory that belongs to no pool, and its allocators. The members of a group can map each other's memory of this kind
-//! in a [rendezvous](super::Rendezvous::rendezvous).
+//! Memory that belongs to no [pool](crate::SymmetricPool), and its allocators. In a
+//! [rendezvous](super::Rendezvous::rendezvous), the members of a group map each other's memory of this kind.
 
 use std::{
     collections::HashMap,
@@ -34,8 +34,8 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct PeerAllocation {
-    /// The mappings of peers' memory, by group and segment number. The number is always 0, because the allocation is in
-    /// no pool.
+    /// This rank's mappings of the peers' memory, one for each group. The segment number in their keys is always 0,
+    /// because the allocation is in no pool.
     pub(super) attachments: Attachments,
     backing: AllocationBacking,
     /// The requested size, which can be less than the size of `backing`.
@@ -76,8 +76,8 @@ pub enum AllocationError {
         /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
     },
-    /// The [persistent](PeerAllocator::persistent) allocation of this id is in use: a handle from an earlier call is
-    /// alive.
+    /// The [persistent](PeerAllocator::persistent) allocation of this id is in use: the [`PeerMemory`] that an earlier
+    /// call returned, or something that was made from it, has not been dropped ([`PeerMemory::is_unique`]).
     #[error("the allocation of id {id} is alive still: drop its handles first")]
     StillAlive {
         /// The id.
@@ -93,13 +93,13 @@ pub enum AllocationError {
         /// The requested size in bytes.
         asked: usize,
     },
-    /// No allocator is registered for memory of this kind.
+    /// No allocator is [registered](Allocators::register) for memory of this kind of device.
     #[error("no allocator for memory of kind {kind:?}")]
     NoAllocator {
         /// The kind.
         kind: DeviceKind,
     },
-    /// The error of an allocator of another crate.
+    /// The error of a [`PeerAllocator`] of another crate.
     #[error(transparent)]
     Foreign(#[from] ForeignError),
 }
@@ -130,14 +130,15 @@ impl PeerMemory {
         Self::with_backing(AllocationBacking::Mapped(sharing::map(context, &memory, whole)?), bytes, subject)
     }
 
-    /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] of
-    /// another crate. For memory of another kind of device, see [`from_foreign`](Self::from_foreign).
+    /// Makes memory for a [rendezvous](super::Rendezvous::rendezvous) out of a mapping that the caller has created.
+    /// This is for a [`PeerAllocator`] of another crate. For memory that is not on a CUDA device, see
+    /// [`from_foreign`](Self::from_foreign).
     ///
     /// - `mapping` must cover all of the physical memory, because peers map all of it. It must give access to this
     ///   rank's device. The physical memory must be exportable, and accessible to the devices of the peers.
     /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most the size of the mapping.
-    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
-    ///   memory.
+    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank. `None` if the memory is
+    ///   not persistent.
     ///
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or larger than the mapping.
@@ -145,8 +146,8 @@ impl PeerMemory {
         Self::with_backing(AllocationBacking::Mapped(mapping), bytes, subject_of(id))
     }
 
-    /// Makes memory for rendezvous out of foreign memory: memory on another kind of device than a CUDA device. This is
-    /// for a [`PeerAllocator`] of another crate.
+    /// Makes memory for a [rendezvous](super::Rendezvous::rendezvous) out of foreign memory: memory on another kind of
+    /// device than a CUDA device. This is for a [`PeerAllocator`] of another crate.
     ///
     /// A rendezvous needs memory of the same kind and length on all ranks. Its result is a
     /// [`SymmetricMemory`](super::SymmetricMemory) with these addresses:
@@ -154,11 +155,12 @@ impl PeerMemory {
     /// - For the memory of any other rank: [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr) on this rank.
     ///
     /// The implementation of `ForeignMemory` defines whether kernels of a CUDA device can use these addresses. The
-    /// signal pads are always on the ranks' CUDA devices. An [`exchange`](crate::exchange) refuses foreign memory.
+    /// [signal pads](super::SymmetricMemory::signal_pads) are always on the ranks' CUDA devices. An
+    /// [`exchange`](crate::exchange) (put and get between ranks) refuses foreign memory.
     ///
     /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most [`ForeignMemory::bytes`].
-    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
-    ///   memory.
+    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank. `None` if the memory is
+    ///   not persistent.
     ///
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or larger than the memory.
@@ -199,7 +201,7 @@ impl PeerMemory {
         stream.synchronize()
     }
 
-    /// The whole memory, in the form in which it is shared.
+    /// The whole memory, as a value that can be exported to other ranks.
     pub(crate) fn shareable(&self) -> Shareable {
         match &self.inner.backing {
             AllocationBacking::Mapped(mapping) => Shareable::Virtual(mapping.memory().clone()),
@@ -236,12 +238,12 @@ impl PeerMemory {
         self.inner.bytes
     }
 
-    /// Returns true if this is the only handle to the memory: there is no clone of it, and no buffer or
-    /// [`SymmetricMemory`] that was made from it. Once true, the result stays true until a handle is made from this
-    /// one.
+    /// Returns true if this value alone refers to the memory: there is no clone of it, and no
+    /// [`Buffer`](super::Buffer) or [`SymmetricMemory`] that was made from it. Once true, the result stays true until
+    /// one of these is made from this value.
     ///
-    /// A [`PeerAllocator`] keeps one handle to each persistent allocation. It may return the allocation again only if
-    /// that handle is the only one.
+    /// A [`PeerAllocator`] keeps one `PeerMemory` of each [persistent](PeerAllocator::persistent) allocation. It may
+    /// return a clone of that value only if the value is unique.
     ///
     /// [`SymmetricMemory`]: super::SymmetricMemory
     #[must_use]
@@ -291,10 +293,10 @@ pub trait PeerAllocator: Send + Sync {
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// Returns the persistent memory of `id`: memory that the allocator keeps when all other handles to it are dropped.
+    /// Returns the persistent memory of `id`: memory that the allocator keeps even after the program has dropped it.
     /// The first call for an id allocates the memory. Later calls return the same memory, so a rendezvous need not map
-    /// it again. They must pass the same `bytes`, and they fail while a handle from an earlier call is alive
-    /// ([`PeerMemory::is_unique`]).
+    /// it again. They must pass the same `bytes`. They fail until the program has dropped the `PeerMemory` of the
+    /// earlier call and everything that was made from it ([`PeerMemory::is_unique`]).
     ///
     /// # Errors
     /// [`AllocationError::StillAlive`], [`AllocationError::OtherSize`], and the errors of

@@ -1,5 +1,6 @@
-//! The memory that a rank brings to a [rendezvous](super::Rendezvous::rendezvous): a block of a pool, an allocation
-//! outside of pools, or a part of one of these. Inside this crate, a [`Buffer`] can also be a whole segment of a pool.
+//! The memory that a rank brings to a [rendezvous](super::Rendezvous::rendezvous): a block of a
+//! [pool](crate::SymmetricPool), an allocation outside of pools, or a part of one of these. A pool allocates its blocks
+//! in segments, which are large ranges of device memory. Inside this crate, a [`Buffer`] can also be a whole segment.
 
 use std::sync::Arc;
 
@@ -59,12 +60,13 @@ impl BufferMemory {
 /// The whole allocation that contains a buffer: a segment of a pool, or a [`PeerMemory`]. Peers map all of it.
 pub(crate) struct WholeAllocation {
     pub(crate) subject: Subject,
-    /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
-    /// for a segment, which `subject` identifies.
+    /// The [number](super::fresh_number) by which an [exchange](crate::exchange) identifies an allocation that belongs
+    /// to no pool. `None` for a segment, which `subject` identifies.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
-    /// True if the memory belongs to a pool that a declared capture ([`PoolCapture`](crate::PoolCapture)) has frozen.
+    /// True if the memory belongs to a pool that cannot grow now, because the program has declared a graph capture
+    /// ([`PoolCapture`](crate::PoolCapture)).
     pub(super) frozen: bool,
 }
 
@@ -120,7 +122,8 @@ impl Buffer {
         Self::from(block).part(offset, view.bytes()).ok_or(ForeignSlice { address })
     }
 
-    /// Creates a buffer of all `bytes` bytes of a segment. The pool can retire the segment while the buffer exists.
+    /// Creates a buffer of all `bytes` bytes of segment `ordinal`. The pool can
+    /// [retire](crate::SymmetricPool::retire) (free) the segment while the buffer exists.
     pub(crate) fn of_segment(memory: &Arc<PoolMemory>, ordinal: u32, bytes: u64) -> Self {
         Self { memory: BufferMemory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
     }
@@ -198,21 +201,25 @@ impl Buffer {
         !has_pool && !self.attachments().is_empty()
     }
 
-    /// The mapping that the buffer's allocation keeps for `group`, if there is one.
+    /// The mapping of the peers' memory that the buffer's allocation keeps for `group`, if there is one. `group` is the
+    /// field `mappings` of a [`PeerGroup`](super::PeerGroup).
     pub(crate) fn mapping(&self, group: &Owner) -> Option<PeerMapping> {
         self.attachments().get::<PeerMapping>(group, self.ordinal()).map(Arc::unwrap_or_clone)
     }
 
     /// Makes the buffer's allocation keep `mapping` for `group`, in place of an earlier one. It keeps the mapping until
-    /// the allocation is freed or its segment is retired. If `group` is dropped before that, the mapping is also
-    /// removed when a mapping for any group is added to the same pool or allocation.
+    /// one of these happens:
+    /// - The allocation is freed, or its segment is [retired](crate::SymmetricPool::retire).
+    /// - This method is called again for the same allocation and `group`.
+    /// - `group` is dropped, and after that a mapping for any other group is added to the same pool or allocation.
     pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
-    /// Pins this rank's segment for the graph that `stream` captures: the segment is not retired while the graph
-    /// exists. All ranks retire a segment together, or none does. So the pin also keeps the peers' segments mapped,
-    /// which the graph uses. Does nothing if `stream` does not capture, or if the buffer is in no pool.
+    /// Pins this rank's segment for the graph that `stream` captures: the segment is not
+    /// [retired](crate::SymmetricPool::retire) while the graph exists. All ranks retire a segment together, or none
+    /// does. So the pin also keeps the peers' segments mapped, which the graph uses. Does nothing if `stream` does not
+    /// capture, or if the buffer is in no pool.
     pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
         match self.memory.in_pool() {
             Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),
@@ -242,9 +249,9 @@ impl Buffer {
         })
     }
 
-    /// Returns the memory of the buffer's allocation in the form in which it is shared. `allocation` is an earlier
-    /// result of [`allocation`](Self::allocation). Returns `None` if the allocation is a segment that was retired since
-    /// then.
+    /// Returns the memory of the buffer's allocation, as a value that can be exported to other ranks. `allocation` is
+    /// an earlier result of [`allocation`](Self::allocation). Returns `None` if the allocation is a segment that was
+    /// retired since then.
     pub(crate) fn shareable(
         &self,
         context: &Context,

@@ -41,8 +41,8 @@ pub enum Origin {
     Window,
 }
 
-/// The addresses at which this rank's device accesses the memory of every rank, in the group's order. They are
-/// available on the host, and as an array for kernels.
+/// The addresses at which this rank's device accesses the memory of every rank of a group, in the group's order. They
+/// are available on the host, and as an array for kernels.
 ///
 /// Either this crate or NCCL has mapped the peers' memory. Memory that this crate has mapped ([`Origin::Mapped`]) stays
 /// mapped until this value is dropped, even if the owning rank is gone. NCCL's mappings ([`Origin::Window`]) exist only
@@ -63,8 +63,8 @@ pub struct PeerBuffers {
 }
 
 impl PeerBuffers {
-    /// Creates the value from memory that this rank has mapped. `opened` has one entry for each rank: its opened
-    /// memory, or `None` for this rank, whose own memory is at the address `own`.
+    /// Creates the value from memory that this rank has mapped. `opened` has one entry for each rank: the mapping of
+    /// that rank's memory, or `None` for this rank, whose own memory is at the address `own`.
     pub(crate) fn mapped(
         context: &Context,
         own: DevicePtr,
@@ -145,12 +145,14 @@ impl PeerBuffers {
 
 /// The mappings of the peers' allocations that correspond to one allocation of this rank, with the addresses of all
 /// ranks' allocations. This rank's allocation stores at most one value of this type for each
-/// [`PeerGroup`](super::PeerGroup).
+/// [`PeerGroup`](super::PeerGroup), a group whose members map each other's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
-    /// A number that identifies the mapping within the `PeerGroup`, equal on all members. If a
-    /// [`Rendezvous`](super::Rendezvous) has mapped the allocations, the number of that rendezvous. If a commit of a
-    /// pool has mapped them, the number that the members gave the segment in the group's list of mapped segments.
+    /// A number that identifies the mapping within the `PeerGroup`, equal on all members. It depends on the operation
+    /// that mapped the allocations:
+    /// - A [rendezvous](super::Rendezvous::rendezvous): the number of that rendezvous.
+    /// - A [commit](crate::SymmetricPool::commit) of a pool, whose allocations are its segments: the number of the
+    ///   segment in the group's list of [mapped segments](crate::membership::MappedSegments).
     pub(crate) number: u64,
     pub(crate) buffers: Arc<PeerBuffers>,
 }

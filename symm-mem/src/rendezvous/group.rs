@@ -1,4 +1,8 @@
-//! [`GroupInfo`]: the information on a group that a rendezvous needs. [`Groups`]: a registry of groups by name.
+//! [`GroupInfo`]: the information on a group that a [rendezvous](super::Rendezvous::rendezvous) needs. [`Groups`]: a
+//! registry of groups by name.
+//!
+//! The members of a group make decisions together, for example whether to map each other's memory. One such decision
+//! is an [agreement](bootstrap::agreement).
 
 use std::{
     collections::HashMap,
@@ -22,7 +26,7 @@ use crate::{
 };
 
 /// The information on a group that a [rendezvous](super::Rendezvous) needs: its id and name, its members, this rank's
-/// place (index) in the list of members, and the store over which the members reach agreements.
+/// place (index) in the list of members, and the [store](process_group::store) through which the members agree.
 #[derive(Clone)]
 pub struct GroupInfo {
     pub(super) id: GroupId,
@@ -166,8 +170,9 @@ impl GroupInfo {
 
     /// Makes the error for a failed agreement of the group's members. Its kind is one of these:
     /// - `kind`, if the group has not ended.
-    /// - `kind`, if it is the refusal of a rendezvous or an exchange, and its reason is not that members are missing or
-    ///   lost. The end of the group did not cause such a refusal, and all members must get the same one.
+    /// - `kind`, if it is the refusal of a rendezvous or an [exchange](crate::exchange), and its reason is not that
+    ///   members are missing or lost. The end of the group did not cause such a refusal, and all members must get the
+    ///   same one.
     /// - Otherwise [`ErrorKind::GroupOver`], because the end of the group is the probable cause of the failure.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {

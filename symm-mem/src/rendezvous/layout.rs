@@ -1,4 +1,4 @@
-//! Shapes of tensors in a buffer.
+//! Shapes of tensors in a [buffer](super::Buffer).
 
 use process_group::comm::DataType;
 

@@ -1,4 +1,4 @@
-//! The result of a rendezvous: every rank's buffer and signal pad.
+//! The result of a [rendezvous](super::Rendezvous::rendezvous): the addresses of every rank's buffer and signal pad.
 
 use std::{fmt, sync::Arc};
 
@@ -92,8 +92,9 @@ impl SymmetricMemory {
         &self.buffer
     }
 
-    /// The addresses of the ranks' whole allocations (segments, if the buffers are blocks of a pool). Each allocation
-    /// contains the buffer of its rank, at [`offset`](Self::offset) bytes.
+    /// The addresses of the ranks' whole allocations (segments, if the buffers are blocks of a
+    /// [pool](crate::SymmetricPool)). Each allocation contains the buffer of its rank, at [`offset`](Self::offset)
+    /// bytes.
     #[must_use]
     pub fn buffers(&self) -> &PeerBuffers {
         &self.peers
@@ -119,7 +120,8 @@ impl SymmetricMemory {
         self.buffer.bytes()
     }
 
-    /// The length in bytes of the whole allocation or segment that contains the buffer on this rank.
+    /// The length in bytes of the whole allocation or segment that contains the buffer on this rank. 0 if the pool has
+    /// [retired](crate::SymmetricPool::retire) (freed) the segment.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.buffer.allocation().map_or(0, |allocation| allocation.bytes)
     }

@@ -1,14 +1,15 @@
 //! Peers' memory, as in PyTorch's SymmetricMemory.
 //!
-//! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory. Once all
-//! members have agreed, each of them maps the others' memory. All members succeed, or none does, with the exceptions
-//! below. On success, every rank has a [`SymmetricMemory`] with the addresses of all ranks' buffers. Kernels and copies
-//! on the rank's own device can access the buffers. The `SymmetricMemory` also has the addresses of the ranks' signal
-//! pads: device memory over which the ranks signal each other. If the descriptions do not match, all members get the
-//! same error before the deadline.
+//! The members of a group ([`GroupInfo`]) call [`Rendezvous::rendezvous`]. Each member posts a description of its
+//! memory in the group's [store](process_group::store). Once all members have agreed, each of them maps the others'
+//! memory. All members succeed, or none does, with the exceptions below. On success, every rank has a
+//! [`SymmetricMemory`] with the addresses of all ranks' buffers. Kernels and copies on the rank's own device can access
+//! the buffers. The `SymmetricMemory` also has the addresses of the ranks' signal pads: device memory over which the
+//! ranks signal each other. If the descriptions do not match, all members get the same error before the
+//! [deadline](RendezvousOptions::deadline).
 //!
 //! In these cases, it is possible that a member gets an error although the others succeed:
-//! - The member cannot read the result, for example because its store fails.
+//! - The member cannot read the members' common result from the store, for example because the store fails.
 //! - The cases that [`RendezvousRefusal`] names.
 //!
 //! ```no_run
@@ -29,17 +30,21 @@
 //! |---|---|
 //! | root | [`Rendezvous`]: runs the rendezvous of one group |
 //! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
-//! | `allocation`, `buffer` | [`PeerMemory`]: memory that belongs to no pool, and its allocators; [`Buffer`]: all or a part of a `PeerMemory` or of a block of a pool |
+//! | `allocation` | [`PeerMemory`]: memory that belongs to no [pool](crate::SymmetricPool), and its allocators |
+//! | `buffer` | [`Buffer`]: all or a part of a `PeerMemory` or of a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | barriers and signals between ranks over the signal pads, and the order in which they run |
 //! | `group` | [`GroupInfo`]: the id, name, members and store of a group |
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
-//! A [`Rendezvous`] keeps one mapping of the peers' memory for each `PeerMemory` and each pool segment of this rank. So
-//! all blocks of a segment share one mapping. A mapping lives until this rank's `PeerMemory` is freed, or this rank's
-//! segment is freed or [retired](crate::SymmetricPool::retire). It ends earlier if a later rendezvous replaces it, and
-//! can end earlier once the `Rendezvous` is dropped. In all cases, it stays while a [`SymmetricMemory`] uses it. A
-//! mapping keeps the peers' pages allocated. So the pages stay valid even if the peers drop or retire their memory.
+//! A [`Rendezvous`] keeps one mapping of the peers' memory for each `PeerMemory` of this rank, and one for each segment
+//! of a pool (a range of memory from which the pool allocates blocks). So all blocks of a segment share one mapping. A
+//! mapping ends once no [`SymmetricMemory`] uses it any more and one of these has happened:
+//! - This rank's `PeerMemory` is freed, or this rank's segment is freed or [retired](crate::SymmetricPool::retire).
+//! - A later rendezvous has replaced the mapping.
+//! - The `Rendezvous` was dropped, and since then another mapping was added to the same `PeerMemory` or pool.
+//!
+//! A mapping keeps the peers' pages allocated. So the pages stay valid even if the peers drop or retire their memory.
 
 mod allocation;
 mod buffer;
@@ -104,9 +109,9 @@ pub struct RendezvousOptions {
     /// True if several ranks may use one device. The kernels of these ranks must then be able to run at the same time,
     /// because a kernel of one rank can wait for a kernel of another.
     pub shared_devices: bool,
-    /// The handle types of the signal pads and of the memory of [`Rendezvous::empty`], or `None` for all types that the
-    /// driver [grants](HandleTypes::granted). If the group spans several hosts, the memory of every rank needs a fabric
-    /// handle.
+    /// The types of handles as which the signal pads and the memory of [`Rendezvous::empty`] can be exported to other
+    /// processes, or `None` for all types that the driver [grants](HandleTypes::granted). If the group spans several
+    /// hosts, the memory of every rank needs a fabric handle.
     pub handles: Option<HandleTypes>,
 }
 
@@ -177,7 +182,8 @@ impl Rendezvous {
     ///   get the same [`RendezvousRefusal`], with the exceptions that are named there.
     /// - [`ErrorKind::Store`] if this member's store fails.
     /// - [`ErrorKind::GroupOver`] if the group has ended.
-    /// - [`ErrorKind::Unreadable`] if this member cannot read the decision.
+    /// - [`ErrorKind::Unreadable`] if this member cannot decode a value in the store, and so does not know the members'
+    ///   decision.
     /// - [`ErrorKind::OutOfStep`] for a bug of this crate.
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
@@ -188,7 +194,7 @@ impl Rendezvous {
         let own = site
             .map_err(Into::into)
             .and_then(|()| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
-        // If this rank could not make its pad, it takes part too, and posts the reason to the others.
+        // Even if this rank could not make its pad, it takes part in the rendezvous: it posts the reason to the others.
         let buffer = own.as_ref().map(|own| Buffer::from(&own.memory));
         let pads = rendezvous.run(buffer.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
@@ -295,8 +301,9 @@ impl Rendezvous {
         let _ = self.run(Err(cause));
     }
 
-    /// The prefix of the store keys of the rendezvous that mapped `memory`. Later agreements about that memory use the
-    /// same prefix. `None` if this rank keeps no mapping for it.
+    /// The prefix of the store keys of the rendezvous that mapped `memory`. The store keys of an
+    /// [exchange](crate::exchange) or a [direct path](crate::direct) that uses this memory begin with the same prefix.
+    /// `None` if this rank keeps no mapping for it.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let number = self.mapping(&memory.buffer)?.number;
         Some(prefix(self.group().id(), self.inner.generation, number))
@@ -343,7 +350,7 @@ impl Rendezvous {
             }
         };
         let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
-        // Drops the offer, and so ends the export: after the agreement, no peer opens the memory.
+        // Drops the `Offer`, so that peers cannot open this rank's memory any more. After the agreement, none needs to.
         let buffer = shared.map(|(buffer, ..)| buffer);
         drop(next);
         let (ending, failure) = match result {
@@ -367,9 +374,10 @@ impl Rendezvous {
         self.group().call(OPERATION)
     }
 
-    /// Exports the allocation that contains `buffer` for the other ranks. Returns three values: this rank's record, the
-    /// [`Offer`] (the others can open the memory until it is dropped), and the address of the allocation. On failure,
-    /// returns the reason that this rank posts to the others.
+    /// Exports the allocation that contains `buffer` for the other ranks. Returns three values: this rank's
+    /// [record](RendezvousRecord) (its message to the others), the [`Offer`] (the others can open the memory until it
+    /// is dropped), and the address of the allocation. On failure, returns the reason that this rank posts to the
+    /// others.
     fn prepare(&self, buffer: &Buffer, number: u64) -> Result<(RendezvousRecord, Offer, DevicePtr), String> {
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
         let memory = buffer.shareable(&self.inner.group.context, &allocation);
@@ -393,7 +401,7 @@ impl Rendezvous {
         Ok((record, offer, allocation.base))
     }
 
-    /// Creates a record of this rank that describes no memory.
+    /// Creates a record (this rank's message to the others) that describes no memory.
     fn record(&self, number: u64, readiness: SharingReadiness) -> RendezvousRecord {
         let RendezvousState { group, options, generation, .. } = &*self.inner;
         let info = &group.info;
@@ -415,10 +423,10 @@ impl Rendezvous {
     }
 }
 
-/// Returns how often this rank has created a [`Rendezvous`] for the group, including the current one. The store keeps
-/// the count. All later store keys of a `Rendezvous` contain its count, so it does not read the keys of an earlier
-/// `Rendezvous` of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks stay equal
-/// even if the rest of `new` fails on some of them.
+/// Adds 1 to the number of times that this rank has created a [`Rendezvous`] for the group, and returns the new number.
+/// The store keeps it. All later store keys of a `Rendezvous` contain its number, so it does not read the keys of an
+/// earlier `Rendezvous` of the group. [`Rendezvous::new`] calls this function first, so that the numbers of all ranks
+/// stay equal even if the rest of `new` fails on some of them.
 fn generation(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)

@@ -52,8 +52,8 @@ struct LastOperation {
     done: Arc<Event>,
 }
 
-/// This rank's pad, and the record of this rank's first wait that exceeded its deadline. This rank's kernels write the
-/// record.
+/// This rank's pad, and the [`FaultRecord`], into which this rank's kernels write the first wait that exceeded its
+/// deadline.
 #[derive(Debug)]
 pub(crate) struct OwnPad {
     pub(crate) memory: PeerMemory,
@@ -88,7 +88,7 @@ pub(crate) struct Pads {
 }
 
 impl Pads {
-    /// `peers` has the pads of all ranks.
+    /// `peers` has the addresses of all ranks' pads.
     pub(crate) fn new(own: OwnPad, peers: Arc<PeerBuffers>) -> Self {
         Self { last_operations: Mutex::default(), kernels: OnceLock::new(), peers, own }
     }

@@ -1,4 +1,5 @@
-//! A group whose members map each other's memory.
+//! A group whose members map each other's memory, in a [rendezvous](super::Rendezvous::rendezvous) or in a
+//! [commit](crate::SymmetricPool::commit) of a pool.
 
 use std::{fmt, sync::OnceLock};
 
@@ -7,13 +8,13 @@ use cuda_driver::Context;
 use super::{GroupInfo, pads::Pads};
 use crate::{pool::Owner, sharing::Site};
 
-/// A group whose members map each other's memory, as this rank sees it. Owns this rank's signal pad and the mappings of
-/// the others' pads.
+/// A group whose members map each other's memory, as this rank sees it. Owns this rank's signal pad (device memory in
+/// which this rank receives signals) and the mappings of the others' pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
-    /// This rank's host, process and device. [`Site::endpoint`] is empty here: each rendezvous has its own endpoint for
-    /// file descriptors.
+    /// This rank's host, process and device. [`Site::endpoint`] is empty here: each rendezvous and each commit has its
+    /// own endpoint, from which the peers get file descriptors of this rank's memory.
     pub(crate) site: Site,
     /// Identifies this group as the owner of mappings. An allocation keeps one mapping for each group, in its
     /// [`Attachments`](crate::pool::Attachments), and finds it by this value.
@@ -41,7 +42,7 @@ impl PeerGroup {
 
     pub(super) fn pads(&self) -> &Pads {
         // The members map the pads before other memory or together with it. Only the groups of
-        // `Rendezvous::without_pads` have no pads, and this function is not called for them.
+        // `Rendezvous::without_pads` never get pads, and this function is not called for them.
         self.pads.get().expect("a group maps its pads first")
     }
 }

@@ -1,4 +1,4 @@
-//! The ranks' signals to each other, on streams.
+//! The signals that the ranks of a group send each other by work on streams.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use process_group::group::path::Way;
 use super::{SymmetricMemory, pads::Slot};
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
-/// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad has
-/// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal from one rank to
-/// another is in flight at a time.
+/// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad is device memory in which
+/// one rank receives signals. It has [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most
+/// one signal from one rank to another is in flight (sent, but not yet consumed) at a time.
 ///
 /// Captured operations are ordered by their graph alone. Other operations are ordered by slots. A slot is the
 /// combination of a direction (signals to the peer, or from it), a peer and a channel. Operations on one slot run in

@@ -1,6 +1,9 @@
-//! Runs this rank's part in the agreement of a commit, on the caller's thread: registers the agreed windows, and opens
-//! the memory that the members offer. If the members search for the first difference between their allocation logs,
-//! supplies hashes and entries of this rank's log.
+//! Runs this rank's part in the agreement of a [commit](crate::SymmetricPool::commit), on the caller's thread:
+//! - Posts this rank's record, which is its message to the other members.
+//! - If the members agree on new segments: registers them as windows, and opens (maps) the memory that the members
+//!   offer.
+//! - If the members search for the first difference between their pools' [logs](crate::SymmetricPool::log) of requests:
+//!   supplies hashes and entries of this rank's log.
 
 use std::{any::Any, sync::Arc};
 
@@ -83,10 +86,11 @@ impl Member<'_> {
         }
     }
 
-    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline, or earlier if the
-    /// registration can no longer succeed. This is so if the store has one of these under `verdict_key`:
-    /// - A verdict that poisons the group. The verdict is the members' agreed judgement of all outcomes. One failed
-    ///   outcome decides it, so it may exist before this rank has an outcome.
+    /// Registers the agreed segments as windows, and returns the outcome, which this rank posts to the others. Gives up
+    /// at the deadline, or earlier if the registration can no longer succeed. This is so if the store has one of these
+    /// under `verdict_key`:
+    /// - A verdict that [poisons](crate::Poison) the group. The verdict is the members' agreed judgement of all
+    ///   outcomes. One failed outcome decides it, so it may exist before this rank has an outcome.
     /// - A failure of the agreement.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> RegistrationOutcome {
         let Agreed { segments, joined, .. } = agreed;
@@ -152,7 +156,7 @@ impl Member<'_> {
         }
     }
 
-    /// Opens the memory that the members offer in `agreed`, and returns the outcome. Gives up at the deadline.
+    /// Opens (maps) the memory that the members offer in `agreed`, and returns the outcome. Gives up at the deadline.
     fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::OpeningOutcome {
         let (Some(offered), PeerMappings::Offered { members }) = (&mut self.offered, &agreed.peers) else {
             return sharing::OpeningOutcome::Failed { cause: "it has offered no memory".to_owned() };

@@ -1,12 +1,15 @@
-//! Commits: the members of a group agree on a pool's segments and register them as windows. This is a collective
-//! operation.
+//! Commits: the members of a group agree on the segments of a [pool](crate::SymmetricPool) and register them as NCCL
+//! windows. This is a collective operation.
+//!
+//! In the [agreement](crate::agreement), each member posts a record, which is its message to the others. The decision
+//! follows from the records of all members.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `member` | runs the agreement of a commit ([`crate::agreement`]) over a store, and executes this rank's actions |
+//! | `member` | runs the agreement of a commit over a store, and does this rank's part of the agreed work |
 //! | `offer` | the record that this rank posts in a commit |
 //! | `options`, `report` | the caller's options, and the result |
-//! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
+//! | `peers` | offers this rank's segments and [signal pad](crate::rendezvous) to the members, and maps theirs |
 //! | `plain` | registers segments with `ncclCommRegister` if NCCL does not support windows for the group |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | this file | a commit, from the call to the publication of its result |
@@ -60,17 +63,17 @@ use crate::{
 pub(crate) struct Done {
     /// One entry for each registered segment, in the order of the segments: the serial number of its window, the
     /// window, and the segment's offset in it in bytes. Segments that share a window have equal serial numbers. In the
-    /// simulation, an entry has only the serial number, and its second value is `None`.
+    /// simulation of many ranks in one process, an entry has only the serial number, and its second value is `None`.
     pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
-    /// The members' memory, if this rank has opened it.
+    /// The members' memory, if this rank has opened (mapped) it.
     pub(crate) opened: Option<OpenedPeers>,
 }
 
 impl Memberships {
     /// Registers the pool's new segments as windows of `group`, on all members or on none. Skips the commit if this
     /// rank need not take part, see [`skip`](Self::skip). `inside_group` is true if the thread that requested the
-    /// commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method on another thread, which
-    /// cannot detect the open group.
+    /// commit has an NCCL group open (`ncclGroupStart`). It is an argument because
+    /// [`commit_all`](crate::commit_all) may run this method on another thread, which cannot detect the open group.
     pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,
@@ -130,8 +133,9 @@ impl Memberships {
         }
     }
 
-    /// Runs the agreement of a commit, registers the segments, and applies the result to `group_state` and the table.
-    /// Returns the result, the new segments in this rank's record, and the store's error if the store failed.
+    /// Runs the agreement of a commit, registers the segments, and applies the result to `group_state` and to the
+    /// pool's table of segments. Returns the result, the new segments in this rank's record, and the store's error if
+    /// the store failed.
     fn run_commit(
         &self,
         group: &dyn SymmetricGroup,
@@ -164,8 +168,9 @@ impl Memberships {
         };
         let (result, failure) = member.run(start);
         let Member { windows, opened, offered, .. } = member;
-        // From now on, a member that opens this rank's memory gets an error. A member can still try to only if this
-        // rank has left the agreement early, for example because it lost the store.
+        // From now on, a member that opens this rank's memory gets an error. If this rank took part in the agreement to
+        // its end, no member opens the memory any more. A member may still do so if this rank has left the agreement
+        // early, for example because it lost the store.
         drop(offered);
         let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
         let cause = failure.as_ref().map(ToString::to_string);
@@ -179,7 +184,8 @@ impl Memberships {
     /// Skips a commit if this rank need not take part, because all of this is true:
     /// - [`CommitOptions::verify`] is false.
     /// - The pool is [unchanged](GroupState::is_unchanged).
-    /// - A commit for the group has succeeded since the pool was made or last forgot the group.
+    /// - A commit for the group has succeeded since the pool was made or last
+    ///   [forgot](crate::SymmetricPool::forget) the group.
     ///
     /// Counts the skipped commit, and returns the report of a commit without new segments. Returns `None` if this rank
     /// must take part.
@@ -194,8 +200,8 @@ impl Memberships {
     }
 
     /// Offers the new segments `new` to the members of `group`. Returns the offered memory, which the members can open
-    /// until the value is dropped, and the description of the offer for this rank's record. If this rank cannot offer
-    /// the segments, returns a description of the reason as the error.
+    /// (map) until the value is dropped, and the description of the offer for this rank's record. If this rank cannot
+    /// offer the segments, returns a description of the reason as the error.
     fn offer_peers(
         &self,
         group_state: &mut GroupState,
@@ -231,7 +237,7 @@ impl Memberships {
     /// Begins a commit of the pool's new segments. `local_state` is the state of the group on this rank at the start of
     /// the commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
     /// windows. `offer` offers the given new segments to the other members. Returns the arguments with which this rank
-    /// starts the agreement, and the new segments in this rank's record.
+    /// takes part in the agreement, and the new segments in this rank's record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
@@ -281,9 +287,9 @@ impl Memberships {
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the group's new state in the pool's
-    /// table. `offered` has the new segments in this rank's record. A successful commit adds a prefix of this list to
-    /// the group. `cause` is the store's error, if the store failed. Returns the report of the commit, in which
-    /// `registered` and `elapsed` are not set yet.
+    /// table of segments. `offered` has the new segments in this rank's record. A successful commit adds a prefix of
+    /// this list to the group. `cause` is the store's error, if the store failed. Returns the report of the commit, in
+    /// which `registered` and `elapsed` are not set yet.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,

@@ -1,5 +1,6 @@
-//! The parts of the [record](crate::agreement::CommitRecord) that this rank posts in a commit: the state of the group
-//! on this rank, the pool's segments, and operations of the pool's allocation log.
+//! The parts of the [record](crate::agreement::CommitRecord) that this rank posts in a
+//! [commit](crate::SymmetricPool::commit) as its message to the other members: the state of the group on this rank, and
+//! the pool's segments. This file also converts entries of the pool's log of requests to their form in later messages.
 
 use std::{borrow::Cow, fmt};
 
@@ -31,7 +32,7 @@ pub(crate) struct LocalState {
 
 impl LocalState {
     /// Collects the state.
-    /// - `inside_group` is true if the thread that requested the commit has an NCCL group open.
+    /// - `inside_group` is true if the thread that requested the commit has an NCCL group open (`ncclGroupStart`).
     /// - `has_guard` is true if this commit has the communicator's
     ///   [`RegistrationGuard`](crate::membership::registration_guard::RegistrationGuard). If it is false, another
     ///   commit or retirement of this process uses the communicator, and this rank reports that it is not ready.
@@ -108,7 +109,7 @@ pub(super) fn live_segments(segments: &[SymmetricSegment], joins: bool) -> Vec<S
 /// Checks, without contact to other ranks, whether this rank could register the segments `new` as windows.
 /// `is_exportable` is true if other ranks can open the pool's memory. All members get the result before any of them
 /// registers a segment, so a failure of this check leaves the group usable. A failure of the registration itself would
-/// poison the group.
+/// [poison](crate::Poison) the group.
 pub(super) fn can_register(
     new: &[SymmetricSegment],
     is_exportable: bool,
@@ -135,7 +136,7 @@ pub(crate) fn segment(segment: &SymmetricSegment) -> Segment {
     Segment { ordinal, bytes, flags: 0, log: log.into() }
 }
 
-/// Converts an operation of the allocation log to its form in a message.
+/// Converts an entry of the pool's [log](crate::SymmetricPool::log) of requests to its form in a message.
 pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,

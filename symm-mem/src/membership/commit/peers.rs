@@ -1,5 +1,6 @@
-//! Mapping of the members' memory in a commit: offers this rank's new segments and signal pad (memory through which the
-//! ranks' kernels signal each other) to the other members, and opens the memory that they offer.
+//! Mapping of the members' memory in a [commit](crate::SymmetricPool::commit): offers this rank's new segments and
+//! signal pad (memory through which the ranks' kernels signal each other) to the other members, and opens (maps) the
+//! memory that they offer.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub(super) struct OfferedPeers {
     segments: Vec<(DevicePtr, usize)>,
 }
 
-/// The opened memory of all members.
+/// The memory of all members, as opened (mapped) by this rank.
 pub(crate) struct OpenedPeers {
     pub(super) group: Arc<PeerGroup>,
     /// The number of the first of `segments` in the group's list of [mapped
@@ -39,7 +40,8 @@ impl OfferedPeers {
     /// Offers the new segments `segments` of `memory` to the members of `group`. Also offers this rank's pad if the
     /// group has no pads yet. `next` is the number that this rank proposes for the first of `segments` in the group's
     /// list of [mapped segments](crate::membership::MappedSegments). Returns the offered memory, and its description
-    /// for this rank's record. On failure, returns a description of the problem as the error.
+    /// for this rank's [record](crate::agreement::CommitRecord) (its message to the members). On failure, returns a
+    /// description of the problem as the error.
     pub(super) fn make(
         group: Arc<PeerGroup>,
         memory: &PoolMemory,

@@ -1,5 +1,5 @@
-//! Plain registration: if NCCL does not support windows for a group, a commit registers the new segments with
-//! `ncclCommRegister` instead, on all members or on none.
+//! Plain registration: if NCCL does not support windows for a group, a [commit](crate::SymmetricPool::commit) registers
+//! the new segments with `ncclCommRegister`, on all members or on none.
 
 use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
 
@@ -70,7 +70,7 @@ impl Memberships {
     }
 
     /// Applies the result of the agreement on the plain registration of `segments`, and publishes the group's new state
-    /// in the pool's table. Returns the result of [`GroupState::conclude_plain`].
+    /// in the pool's table of segments. Returns the result of [`GroupState::conclude_plain`].
     ///
     /// - `undone` is the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary.
     /// - `registered` are the registrations of this rank, by ordinal.

@@ -7,7 +7,8 @@ use crate::{
     membership::lookup::SegmentStates,
 };
 
-/// The result of a commit. Equal on all members that get a report of the commit, except for `elapsed`.
+/// The result of a [commit](crate::SymmetricPool::commit), which registers a pool's segments as NCCL windows of a
+/// group. Equal on all members that get a report of the commit, except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitReport {
     /// The group.
@@ -16,18 +17,19 @@ pub struct CommitReport {
     pub new_segments: usize,
     /// The number of windows that contain the new segments. Adjacent segments may share a window.
     pub new_windows: usize,
-    /// The number of the pool's segments that the group has committed, in this commit and earlier ones. Retired
-    /// segments do not count.
+    /// The number of the pool's segments that the group has committed, in this commit and earlier ones.
+    /// [Retired](crate::SymmetricPool::retire) segments do not count.
     pub segments: usize,
     /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
-    /// The reason why new segments get no windows in this commit. A commit without new segments may have a reason too.
+    /// The reason why new segments get no windows in this commit. A commit without new segments may have a reason, too.
+    /// The possible reasons are:
     /// - The group has one member.
     /// - NCCL does not support windows for the group.
     /// - [`CommitOptions::windows`](crate::CommitOptions::windows) is false.
     ///
-    /// `None` if new segments get windows. Also `None` if this rank [skipped](crate::SymmetricPool::commit) the commit.
-    /// Then each other member has skipped it too, or gets an error instead of a report.
+    /// `None` if new segments get windows, or if this rank [skipped](crate::SymmetricPool::commit) the commit because
+    /// nothing was new. If this rank skipped it, each other member has skipped it too, or gets an error and no report.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister`. The commit tries this only for the
     /// second reason of [`without`](Self::without): if NCCL does not support windows for the group. If one member
@@ -35,8 +37,8 @@ pub struct CommitReport {
     /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
-    /// allocation logs. The commit adds to the group only the new segments before this difference. `None` if there is
-    /// no difference.
+    /// between the [logs](crate::SymmetricPool::log) of their requests. The commit adds to the group only the new
+    /// segments before this difference. `None` if there is no difference.
     pub pending: Option<Refusal>,
     /// The reason why the members have not mapped each other's new segments. `None` if they have mapped them, or if
     /// there are no new segments.

@@ -1,4 +1,4 @@
-//! Unblocks a member whose registration can no longer succeed.
+//! Unblocks a member of a [commit](crate::SymmetricPool::commit) whose registration of windows can no longer succeed.
 
 use std::{
     sync::{Arc, Mutex},
@@ -25,9 +25,10 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the
-/// outcomes of all members. The thread aborts the communicator if the verdict says that the group is poisoned, or if a
-/// failure of the agreement is stored in place of the verdict. Without the abort, the registration of this member might
-/// never return. Dropping this value makes the thread end, but does not wait for its end.
+/// outcomes that all members post after it. The thread aborts the communicator in two cases: the verdict says that the
+/// group is [poisoned](Poison), or a failure of the agreement is stored in place of the verdict. Without the abort, the
+/// registration of this member might never return. Dropping this value makes the thread end, but does not wait for its
+/// end.
 pub(super) struct VerdictWatch {
     /// The handle that aborts the communicator. It is shared with the thread, which has no other reference to the
     /// communicator. The drop of the [`VerdictWatch`] removes the handle, so that a thread that still waits for the

@@ -7,10 +7,11 @@ use super::{
 };
 use crate::{agreement::ValuesByRank, sharing::Uuid};
 
-/// Makes the decision from the records of all members. The records are in the group's order.
+/// Makes the decision from the [records](RendezvousRecord) of all members (their messages to each other). The records
+/// are in the group's order.
 ///
 /// The checks, in this order:
-/// 1. All records have the same `group`, `members`, `generation`, `number` and `shared_devices`.
+/// 1. The fields `group`, `members`, `generation`, `number` and `shared_devices` are equal in all records.
 /// 2. Every rank is [ready](SharingReadiness).
 /// 3. Either no rank's memory is foreign ([`ForeignMemory`](crate::sharing::ForeignMemory)), or all of it is, with the
 ///    same kind of device.

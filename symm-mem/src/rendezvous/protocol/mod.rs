@@ -7,9 +7,9 @@
 //! - [`RendezvousRefusal`]: the reason for a failure. All members get the same one, unless two processes run as one
 //!   rank, or the ranks give different lists of the group's members.
 //!
-//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
-//! mapped the memory. This is an earlier rendezvous if all members still have its mappings, and otherwise the current
-//! one.
+//! One rendezvous is one agreement ([`bootstrap::agreement`]) of the kind [`RendezvousProtocol`]. Its result is the
+//! number of the rendezvous that mapped the memory. This is an earlier rendezvous if all members still have its
+//! mappings, and otherwise the current one.
 
 mod decide;
 mod record;
@@ -30,7 +30,7 @@ use crate::{
     sharing::{self, OpeningOutcome},
 };
 
-/// The agreement of one rendezvous.
+/// The agreement of one rendezvous, as an implementation of [`Protocol`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RendezvousProtocol;
 
@@ -64,7 +64,8 @@ impl Protocol for RendezvousProtocol {
     }
 }
 
-/// The decision that all members follow.
+/// The decision that all members follow: to map each other's memory, to keep the mappings of an earlier rendezvous, or
+/// to refuse the rendezvous.
 pub type RendezvousDecision = agreement::Decision<RendezvousProtocol>;
 /// The reason why a rendezvous failed on this member.
 pub type RendezvousEnding = agreements::Ending<RendezvousRefusal>;

@@ -15,15 +15,16 @@ use crate::{
 /// The memory that a rank brings to a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    /// The group's signal pads.
+    /// The group's [signal pads](crate::rendezvous::SymmetricMemory::signal_pads).
     Pads,
-    /// A block or a whole segment of a pool. In both cases peers map the whole segment.
+    /// A block or a whole segment of a [pool](crate::SymmetricPool). In both cases peers map the whole segment.
     Pool {
         /// The pool.
         pool: PoolId,
         /// The segment's number in the pool.
         ordinal: u32,
-        /// The length and the hash of the pool's allocation log just after the operation that created the segment.
+        /// The length and the hash of the pool's [log](crate::SymmetricPool::log) of requests just after the request
+        /// that created the segment.
         log: LogPoint,
     },
     /// An allocation that belongs to no pool and is not persistent.
@@ -59,7 +60,8 @@ impl fmt::Display for Subject {
 pub enum SharingReadiness {
     /// The rank can take part.
     Ready,
-    /// The memory belongs to a pool that is frozen by a declared capture ([`PoolCapture`](crate::PoolCapture)).
+    /// The memory belongs to a pool that cannot grow now, because the program has declared a graph capture
+    /// ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
     /// The rank has no memory to share, because a step before the agreement failed.
     Failed {
@@ -90,16 +92,19 @@ pub struct RendezvousRecord {
     pub shared_devices: bool,
     /// The memory that the rank brings.
     pub subject: Subject,
-    /// The offset of the buffer in the allocation, in bytes.
+    /// The offset of the rank's [buffer](crate::rendezvous::Buffer) in the allocation or segment that contains it, in
+    /// bytes.
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
     /// If this rank still has the peers' memory mapped from an earlier rendezvous of this allocation: the `number` of
     /// that rendezvous. Otherwise `None`.
     pub mapped: Option<u64>,
-    /// The host, process and device of the rank, and the endpoint for file descriptors.
+    /// The host, process and device of the rank, and the endpoint from which the others get file descriptors of its
+    /// memory.
     pub site: Site,
-    /// The whole allocation that contains the buffer. If `readiness` is `Failed`, an allocation of 0 bytes.
+    /// The whole allocation or segment that contains the buffer, with its handles. If `readiness` is `Failed`, an
+    /// allocation of 0 bytes.
     pub export: Export,
 }
 wire_struct!(RendezvousRecord {
@@ -118,9 +123,10 @@ wire_struct!(RendezvousRecord {
     export,
 });
 
-/// Returns the prefix of the store keys of a rendezvous. Later agreements about the memory that the rendezvous maps use
-/// the same prefix. `generation` and `number` are the fields of the [`RendezvousRecord`]. Each member counts both on
-/// its own. But they count collective calls, which all members make equally often, so all members get the same prefix.
+/// Returns the prefix of the store keys of a rendezvous. The store keys of an [exchange](crate::exchange) or a
+/// [direct path](crate::direct) that uses the mapped memory begin with the same prefix. `generation` and `number` are
+/// the fields of the [`RendezvousRecord`]. Each member counts both on its own. But they count collective calls, which
+/// all members make equally often, so all members get the same prefix.
 pub(crate) fn prefix(group: GroupId, generation: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{generation}/{number}", group.uid, group.epoch)
 }

@@ -1,4 +1,4 @@
-//! The reasons for a failed rendezvous, as every member gets them.
+//! The reasons for a failed [rendezvous](crate::rendezvous), as the members get them.
 
 use bootstrap::agreement::Waiting;
 
@@ -11,16 +11,16 @@ use crate::{
 /// The reason why a rendezvous failed. The mappings that it had made are removed. Mappings of earlier rendezvous stay.
 /// The members can call `rendezvous` again.
 ///
-/// All members get the same value, except in the following cases. In these, it is possible that only this rank gets the
-/// refusal, and that the others have mapped their memory:
-/// - Another process runs as this rank.
-/// - This rank has another list of members than the others.
+/// All members get the same value, except in two cases. In both, it is possible that one rank alone gets a refusal,
+/// while the others have mapped their memory:
+/// - Another process runs as that rank.
+/// - That rank has another list of members than the others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
     /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). If `circle` is
-    /// not empty, the cause is a circular wait: the missing ranks wait in other agreements, directly or indirectly for
-    /// ranks that wait in this rendezvous.
+    /// not empty, the cause is a circular wait: the missing ranks wait in other agreements (for example another
+    /// rendezvous), directly or indirectly for ranks that wait in this rendezvous.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
@@ -71,7 +71,8 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// On these ranks, a declared capture ([`PoolCapture`](crate::PoolCapture)) had frozen the pool of the memory.
+    /// On these ranks, the pool of the memory could not grow, because the program had declared a graph capture
+    /// ([`PoolCapture`](crate::PoolCapture)).
     #[error("RendezvousDuringCapture: {} capturing a graph; call it before the capture begins", are(ranks))]
     RendezvousDuringCapture {
         /// The ranks, ascending.
@@ -79,9 +80,10 @@ pub enum RendezvousRefusal {
     },
     /// The ranks' memory differs in one of these ways:
     /// - It is of different kinds ([`Subject`]).
-    /// - It is of different pools, of segments with different numbers, or of different persistent ids.
-    /// - It is the segment of the same number of the same pool, but the ranks' allocation logs of the pool differed
-    ///   when they created that segment.
+    /// - It is of the same kind, but of different pools, of segments with different numbers, or of different
+    ///   [persistent](crate::rendezvous::PeerAllocator::persistent) ids.
+    /// - It is the segment of the same number of the same pool, but the ranks' [logs](crate::SymmetricPool::log) of the
+    ///   pool's requests differed when they created that segment.
     #[error("SubjectMismatch: ranks came with {}", describe_subjects(subjects))]
     SubjectMismatch {
         /// The memory of each rank.
@@ -113,8 +115,10 @@ pub enum RendezvousRefusal {
         /// The device.
         device: Uuid,
     },
-    /// The ranks' memory is on different kinds of devices. Or the ranks are in several processes, and have no handle
-    /// type in common that works between all their hosts (see also [`HostsApart`](Self::HostsApart)).
+    /// One of these is true:
+    /// - The ranks' memory is on different kinds of devices.
+    /// - The ranks are in several processes, and no handle type that works between all their hosts is available for the
+    ///   memory of every rank. Exception: [`HostsApart`](Self::HostsApart).
     #[error(
         "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected memory of one kind of device, all \
          by file descriptor on one host, or all by fabric handle on one or several",
@@ -155,7 +159,8 @@ pub enum RendezvousRefusal {
         cause: String,
     },
     /// One of these happened:
-    /// - Ranks stopped taking part after all ranks had posted their records, for example because their processes ended.
+    /// - Ranks stopped taking part after all ranks had posted the descriptions of their memory, for example because
+    ///   their processes ended.
     /// - The group ended during the agreement.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
@@ -165,7 +170,7 @@ pub enum RendezvousRefusal {
         /// The first of these that applies:
         /// - If the group ended: the rank that ended it. If the group's error names no rank: the rank that reported the
         ///   end.
-        /// - If ranks did not report the outcome of their mapping: these ranks, ascending.
+        /// - If ranks did not report whether they had mapped the memory: these ranks, ascending.
         /// - Otherwise the ranks that others found gone, ascending.
         missing: Vec<u32>,
         /// The ranks whose wait for another rank timed out, or that found another rank gone, ascending. Empty if the

@@ -1,5 +1,5 @@
-//! Tests of the refusal for each difference between the members' records, of the judgement of outcomes, and of the
-//! encodings.
+//! Tests of the refusal for each difference between the members' records (the messages in which they describe their
+//! memory), of the judgement of the members' mapping outcomes, and of the encodings.
 
 use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
@@ -147,7 +147,8 @@ fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
     assert!(matches!(decide(&records), RendezvousDecision::Act { .. }));
 }
 
-/// Of one rank: whether its memory has a file descriptor, whether it has a fabric handle, and the rank's host.
+/// Three values of one rank: whether its memory has a file descriptor, whether it has a fabric handle, and the rank's
+/// host.
 type Ways = (bool, bool, u64);
 
 proptest! {
