@@ -1,5 +1,6 @@
-//! Enqueues the chunks that go through one [ring](super#the-ring) in one call. Each [lane](super::lane) (one direction
-//! between this rank and a peer) has a ring: slots in the receiver's memory.
+//! Enqueues the chunks of one call that go through one [ring](super#the-ring). A chunk is a part of a message, at most
+//! one slot long. Each [lane](super::lane) (one direction between this rank and a peer) has a ring: slots in the
+//! receiver's memory.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream};
 use process_group::group::path::Way;

@@ -1,15 +1,15 @@
 //! Claims decide which of the two ends of a message, its sender or its receiver, comes first.
 //!
 //! Each end first writes an entry for the message into its log, which the other end can read. Then it claims the
-//! message by a compare-exchange on a word that both ends share. With its claim, the end that comes first also offers
-//! its buffer, if the buffer lies in a segment that all members have mapped. The end that comes second compares the
-//! other end's entry with its own. Then it takes the offer, if there is one: it will copy the message between the two
-//! buffers.
+//! message by a compare-exchange on a word that both ends share. With its claim, the end that comes first also *offers*
+//! its buffer, if the buffer lies in a pool segment that all members have mapped. The end that comes second compares
+//! the other end's entry with its own. Then it *takes* the offer, if there is one: it will copy the message between the
+//! two buffers.
 //!
-//! After an abort or a failed launch, a receiver withdraws its offers that the sender has not taken, except those of
-//! captured messages. Except in one rare case (see the comment in [`take`]), no offer is both taken and withdrawn. So
-//! the sender does not copy into a buffer whose offer was withdrawn. A sender does not withdraw its offers, because the
-//! receiver only reads the offered buffer.
+//! A launch is the work for the messages of one call. After an abort or a failed launch, a receiver withdraws its
+//! offers that the sender has not taken, except those of captured messages. Except in one rare case (see the comment in
+//! [`take`]), no offer is both taken and withdrawn. So the sender does not copy into a buffer whose offer was
+//! withdrawn. A sender does not withdraw its offers, because the receiver only reads the offered buffer.
 
 use std::{
     hint,

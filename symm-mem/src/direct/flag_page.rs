@@ -1,5 +1,5 @@
 //! Flag pages. A rank's flag page is shared host memory. It holds the words that the rank's streams wait for, and logs
-//! of the rank's messages.
+//! of the rank's messages. In this file, *this rank* is the rank to which the page belongs.
 //!
 //! The page is host memory so that a host thread can end a stream's wait with a plain store. A write by a stream could
 //! be behind the wait in the same hardware queue, and would never run.

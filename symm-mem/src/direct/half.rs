@@ -1,4 +1,5 @@
-//! Half messages: one end's view of a message, which must match the other end's.
+//! Half messages. A half is the view that one end of a message (its sender or its receiver) has of the message. The
+//! halves of the two ends must be equal.
 
 use std::fmt;
 

@@ -20,11 +20,11 @@ pub(super) struct Lane {
     /// The lane's own streams 0 and 1, created on first use. In each call, the lane has a *first stream*:
     /// - the caller's stream, if this lane is the first one of the call, or if stream 0 belongs to a capture of which
     ///   the call is not a part
-    /// - otherwise stream 0
+    /// - stream 0 in all other cases
     ///
     /// If the lane has [enough chunks](super::rounds::takes_turns) in the call, stream 1 is the *second stream*, and
-    /// the chunks alternate between the two. If stream 1 belongs to a capture of which the call is not a part, there is
-    /// no second stream.
+    /// the chunks alternate between the first and the second stream. If stream 1 belongs to a capture of which the call
+    /// is not a part, there is no second stream.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,

@@ -14,15 +14,16 @@ pub(super) struct LaneLaunch<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
-    /// A message number. Only messages that the sender copies into the receiver's buffer count here. Those with lower
-    /// numbers are enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
+    /// A message number, for the messages that the sender copies into the receiver's buffer: those with lower numbers
+    /// are enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,
 }
 
-/// A chunk or a zero-copy message of a lane. On one rank, a zero-copy message is an offer, and on the other rank a
-/// take, as described in [rounds](super::rounds).
+/// A chunk (a part of a message that goes through the [ring](super#the-ring)), or a whole [zero-copy
+/// message](super#zero-copy-messages). A zero-copy message is an offer on the rank that offers its buffer, and a take
+/// on the rank that makes the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),

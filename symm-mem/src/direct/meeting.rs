@@ -1,5 +1,6 @@
-//! A step of the installation of a direct path: the ranks open each other's [flag pages](super::flag_page), and agree
-//! whether all of them have a path or none.
+//! A step of the installation of a [direct path](super): the ranks open each other's [flag pages](super::flag_page),
+//! and agree whether all of them have a path or none. For words such as record, plan and outcome, see the [terms of
+//! agreements](bootstrap::agreement#terms).
 
 use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Report, ValuesByRank};
 use cuda_driver::Context;

@@ -1,10 +1,11 @@
-//! The direct path: a transport for the point-to-point messages of a [`ProcessGroup`]. It copies the messages through
-//! symmetric memory by copy engines, without a NCCL communicator.
+//! The direct path: a transport for the point-to-point messages of a [`ProcessGroup`]. Copy engines copy the messages
+//! through memory that the ranks map from each other. The path uses no NCCL communicator.
 //!
 //! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on, every `send` and `recv` of the group
-//! uses this path, in batches too. The messages are enqueued on the caller's streams, and those from one rank to
-//! another are matched in the order of calls. Work handles, the flight recorder, aborts and timeouts work as for
-//! messages through NCCL.
+//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on, every `send` and `recv` of the group
+//! uses this path, in [batches](ProcessGroup::batch) and outside of them. The messages are enqueued on the caller's
+//! streams, and those from one rank to another are matched in the order of calls. Work handles, the flight recorder,
+//! aborts and timeouts work as for messages through NCCL.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::{Buffer, P2pPolicy}, store::Deadline};
@@ -25,7 +26,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Messages between blocks of a symmetric pool are copied directly, once the pool is
+//! Messages between blocks of a [symmetric pool](crate::SymmetricPool) are copied directly, once the pool is
 //! [committed](crate::SymmetricPool::commit) for the group:
 //!
 //! ```no_run
@@ -55,10 +56,10 @@
 //! log in shared host memory. Then it claims the message by a compare-exchange on a word that both ends share. The end
 //! that claims the message first is the *first end*, and the other one is the *second end*.
 //!
-//! A pool segment is *mapped* if, by a commit for the group, all members map each other's memory of the segment. The
-//! message is a zero-copy message if the buffer of the first end lies in a mapped segment. The log entry of the first
-//! end then contains the segment and the offset of the buffer. So with its claim, the first end offers its buffer to
-//! the second end, which takes the offer and makes the copy:
+//! The memory of a symmetric pool consists of segments. A segment is *mapped* if, by a commit for the group, all
+//! members map each other's memory of the segment. The message is a zero-copy message if the buffer of the first end
+//! lies in a mapped segment. The log entry of the first end then contains the segment and the offset of the buffer. So
+//! with its claim, the first end offers its buffer to the second end, which takes the offer and makes the copy:
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
 //! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
@@ -108,9 +109,10 @@
 //! order after the message is safe: on both ends, the stream completes the message only after the copy.
 //!
 //! A graph pins the blocks that its messages use on its own rank: their memory is not freed while the graph exists. On
-//! the second end, the graph also pins a segment: the second end's own segment that has the same ordinal in the pool as
-//! the first end's segment. The ranks retire (free) the segments of one ordinal together, and only if no rank has a
-//! block or a pin in its own segment. So the first end's segment stays mapped.
+//! the second end, the graph also pins a segment: the second end's own segment that has the same ordinal (number in the
+//! pool) as the first end's segment. The ranks [retire](crate::SymmetricPool::retire) (free) the segments of one
+//! ordinal together, and only if no rank has a block or a pin in its own segment. So the first end's segment stays
+//! mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -120,9 +122,12 @@
 //! at a time waits for a word, and resets the word after its wait. So after a message all words have their initial
 //! values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
 //!
-//! If a call has more than two chunks for one peer and direction, they alternate between two streams: one stream copies
-//! while the other one signals and waits. One stream carries all chunks if the ring has only one slot, or if the second
-//! stream belongs to a capture of which the call is not a part.
+//! The chunks of one call for one peer and direction alternate between two streams: one stream copies while the other
+//! one signals and waits. All of them use one stream in these cases:
+//!
+//! - There are at most two chunks.
+//! - The ring has only one slot for messages of this kind (captured or not).
+//! - The second stream belongs to a capture of which the call is not a part.
 //!
 //! | | |
 //! |---|---|
@@ -160,9 +165,9 @@
 //! A send through the ring is done when its last chunk is in the ring. So if the receiver has not called yet, a sender
 //! can send as much data as the ring holds.
 //!
-//! Each end logs a message before it enqueues any operation for it. The [second end](#zero-copy-messages) then compares
-//! the two log entries, also before it enqueues anything. If the number of elements or the type differs, or only one
-//! end captures the message, the call of the second end fails, and the group ends. All members then get
+//! Each end logs a message before it enqueues any operation for it. Before the [second end](#zero-copy-messages)
+//! enqueues anything, it compares the two log entries. If the number of elements or the type differs, or only one end
+//! captures the message, the call of the second end fails, and the group ends. All members then get
 //! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered.
 //!
 //! In each direction between two ranks, either rank can call up to 512 messages that the other one has not called yet,
@@ -313,11 +318,11 @@ pub struct DirectOptions {
     /// Time limit of [`install`] (default 30 s). A member waits for half of this time for the other members to call
     /// `install`. If a member dies during the call, the others may get their error after the time limit, because two
     /// later steps have limits of their own. Whatever this time is, these limits are at least:
-    /// - 10 s to map memory
-    /// - 5 s to wait for the outcomes of the other members
+    /// - 10 s to map the other members' memory
+    /// - 5 s to wait until the other members have reported whether they have mapped it
     ///
-    /// The members take both steps twice: in the [rendezvous](RendezvousOptions::deadline) that maps the rings, and in
-    /// the agreement that follows it.
+    /// The members take both steps twice: first for the rings, in a [rendezvous](RendezvousOptions::deadline), and then
+    /// for the host memory through which the streams signal.
     pub deadline: Duration,
 }
 
@@ -403,12 +408,15 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or if it has a path already.
-/// It keeps that path. [`ErrorKind::OtherHosts`] if not all members run on one host.
+/// [`ErrorKind::Group`] with [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or
+/// if it has a path already. In the second case, the group keeps its path. [`ErrorKind::OtherHosts`] if not all members
+/// run on one host.
 ///
-/// If the members agree that they have no path, all get an error and may try again. Until a path is installed, the
-/// group's messages fail with [`GroupErrorKind::NoPath`], and the rest of the group stays usable. The error has one of
-/// these kinds, the same on all members except for invalid options and failed allocations:
+/// The members agree twice: in a [rendezvous](crate::rendezvous), in which they map each other's
+/// [rings](self#the-ring), and then in a second agreement, in which they map the host memory for signals. If they agree
+/// that they have no path, all get an error and may try again. Until a path is installed, the group's messages fail
+/// with [`GroupErrorKind::NoPath`], and all other operations of the group stay usable. The error has one of these
+/// kinds, the same on all members except for invalid options and failed allocations:
 /// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared, or if its size
 ///   differs between members (for example because their options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
@@ -416,11 +424,10 @@ impl fmt::Display for DirectOptions {
 /// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.
 /// - [`ErrorKind::Unmade`] if all members have shared their memory, but one of them could not set up its path, or not
 ///   in time.
-/// - [`ErrorKind::NotAgreed`] if the agreement after the rendezvous failed, for example because a member did not
-///   arrive.
+/// - [`ErrorKind::NotAgreed`] if the second agreement failed, for example because a member did not arrive.
 ///
 /// In two more cases, this rank gets an error although the other members may have a path:
-/// - This rank loses the store before it has read the result of the agreement.
+/// - This rank loses the store before it has read the result of the second agreement.
 /// - The group ends on this rank during the call.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
@@ -447,7 +454,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     // All members are on one host, so file descriptors are enough.
     let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
     let of_call = |error: Error| call.error(error.into_kind());
-    // The path signals through its flag pages, so it needs no signal pads.
+    // The path signals through flag pages (shared host memory), so it needs no signal pads (device memory for signals).
     let (rendezvous, site) = Rendezvous::without_pads(group.into(), context, meeting).map_err(of_call)?;
     let made = site.map_err(ErrorKind::from).and_then(|()| options.check(world));
     let memory = match made.and_then(|bytes| rings(context, bytes)) {

@@ -1,4 +1,5 @@
-//! The place of a buffer in the segments that all members have mapped, encoded in 64 bits.
+//! The place of a buffer in the pool segments that all members have mapped: a segment and an offset, encoded in 64
+//! bits.
 
 /// The number of a segment in [`MappedSegments`](crate::membership::MappedSegments), and an offset in that segment. A
 /// number identifies the same segment on all members. The upper 20 bits contain the number plus one, and the lower 44

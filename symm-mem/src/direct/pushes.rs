@@ -1,6 +1,8 @@
 //! The [zero-copy messages](super#zero-copy-messages) of a [lane](super::lane) that the sender copies into the
-//! receiver's buffer. An abort gives these copies time to complete before it ends the streams' waits, because the
-//! receiver may reuse its buffer after its abort has returned. Messages that are not captured are *eager*.
+//! receiver's buffer. For such a message, the receiver has offered its buffer. The sender takes the offer before it
+//! copies, unless the receiver withdraws the offer first ([claim](super::claim)). An abort gives these copies time to
+//! complete before it ends the streams' waits, because the receiver may reuse its buffer after its abort has returned.
+//! Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 
@@ -50,8 +52,8 @@ impl Pushes {
     /// taken the offer.
     ///
     /// The peer takes offers in ascending order, and the last offer is withdrawn first. So the peer takes no offer that
-    /// follows a withdrawn one. If it did, its copy could begin at the *ready* signal of the withdrawn message, because
-    /// the eager messages of a lane share the word of this signal.
+    /// follows a withdrawn one. If it did, its copy could begin at the withdrawn message's *ready* signal (the signal
+    /// that the buffer may be written), because the eager messages of a lane share the word of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

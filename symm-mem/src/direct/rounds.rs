@@ -1,12 +1,13 @@
 //! The order in which the operations of one call are enqueued, and their streams. A call is a send, a receive, or a
 //! batch of both.
 //!
-//! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk into a
-//! slot, and the receiver moves it out. Each slot has two words in host memory, through which the ranks signal that the
-//! slot is full or empty. A call consists of pieces. A piece of a lane is a chunk that goes through the ring, or a
-//! whole [zero-copy message](super#zero-copy-messages). One rank of the lane *offers* its buffer for the zero-copy
-//! message: the rank that has claimed the message before the other one. The other rank *takes* the offer, and makes the
-//! copy. Both ranks have the same pieces in the same order, except that an offer on one rank is a take on the other.
+//! A lane is one direction between this rank and a peer. Its ring is a buffer of slots: the sender puts a chunk (a part
+//! of a message) into a slot, and the receiver moves it out. Each slot has two words in host memory, through which the
+//! ranks signal that the slot is full or empty. A call consists of pieces. A piece of a lane is a chunk that goes
+//! through the ring, or a whole [zero-copy message](super#zero-copy-messages). One rank of the lane *offers* its buffer
+//! for the zero-copy message: the rank that has [claimed](super::claim) the message before the other one. The other
+//! rank *takes* the offer, and makes the copy. Both ranks have the same pieces in the same order, except that an offer
+//! on one rank is a take on the other.
 //!
 //! # Two alternating streams
 //! If one stream made all copies, the copy engine would idle between them: the stream signals the end of a copy, and
@@ -47,7 +48,7 @@
 //! - Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
 //!   reaches the message.
 //!
-//! A call of one lane cannot deadlock either. For signals that are not delayed, the argument above holds.
+//! A call of one lane with delayed signals cannot deadlock. For signals that are not delayed, the argument above holds.
 //!
 //! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!

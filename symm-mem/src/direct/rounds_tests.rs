@@ -23,7 +23,7 @@ enum Mode {
 /// The sender, the receiver, and the mode of a message.
 type Message = (usize, usize, Mode);
 
-/// A word that a stream waits for.
+/// A word that a stream of a rank waits for. It lies in the [flag page](super::super::flag_page) of this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum AwaitedWord {
     /// The rank of the flag page, the peer, true for *full* or false for *empty*, and the slot.

@@ -1,4 +1,6 @@
-//! Aborts a path, and drops it with its group.
+//! Aborts a [direct path](crate::direct), and drops it with its group. A receiver that offers its buffer for a
+//! [zero-copy message](crate::direct#zero-copy-messages) can withdraw the offer until the sender takes it
+//! ([claim](crate::direct::claim)).
 
 use std::{
     cell::Cell,
@@ -27,9 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest time after an abort that a sender's stream still waits for *ready*, before it copies a zero-copy message
-/// into the receiver's buffer. [`is_grace_over`](DirectCore::is_grace_over) describes when the time begins. When it is
-/// over, the stream copies, even if the buffer is not ready.
+/// The longest time after an abort that a sender's stream still waits for [*ready*](Phase::Ready), before it copies a
+/// zero-copy message into the receiver's buffer. [`is_grace_over`](DirectCore::is_grace_over) describes when the time
+/// begins. When it is over, the stream copies, even if the buffer is not ready.
 ///
 /// `SENDER_GRACE` is longer than [`GRACE`], so that the receiver's stream can become ready in time. Until `GRACE` is
 /// over, that stream may be blocked by a wait for the copy of an earlier message. Afterwards it still has to complete

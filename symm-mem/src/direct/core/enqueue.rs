@@ -1,4 +1,6 @@
-//! Enqueues the pieces of one call: its chunks and zero-copy messages.
+//! Enqueues the pieces of one call: its [zero-copy messages](crate::direct#zero-copy-messages), and the chunks of its
+//! other messages, which go through [rings](crate::direct#the-ring). A lane is one direction between this rank and a
+//! peer.
 
 use std::sync::atomic::Ordering;
 

@@ -1,5 +1,6 @@
 //! The core of a [direct path](super): launches messages. A message goes through a [ring](super#the-ring) in the
-//! receiver's memory, or is copied directly from buffer to buffer ([zero-copy](super#zero-copy-messages)).
+//! receiver's memory, or is copied directly from buffer to buffer ([zero-copy](super#zero-copy-messages)). For a
+//! zero-copy message, the end that comes first offers its buffer, and the other end takes the offer and makes the copy.
 
 mod abort;
 mod enqueue;
@@ -91,15 +92,16 @@ impl Drop for EnqueueGuard<'_> {
     }
 }
 
-/// A message that this rank has logged. Before this rank claims the message, `place` and `is_first` assume that this
-/// rank is the [first end](super#zero-copy-messages). The claim corrects them if the peer is.
+/// A message that this rank has written into its [log](super::flag_page::Log). Before this rank [claims](super::claim)
+/// the message, `place` and `is_first` assume that this rank is the [first end](super#zero-copy-messages). The claim
+/// corrects them if the peer is.
 #[derive(Debug, Clone, Copy)]
 struct LoggedMessage {
     message: Message,
     captured: bool,
     /// The number of the message in its lane, from 0 on.
     number: u64,
-    /// The place of the first end's buffer, or [`MappedPlace::NONE`].
+    /// The place (segment and offset) of the first end's buffer, or [`MappedPlace::NONE`].
     place: MappedPlace,
     /// True if this rank is the first end.
     is_first: bool,
@@ -317,8 +319,8 @@ impl DirectCore {
     }
 
     /// [Claims](super::claim) a message that this rank has logged. Fails after an abort.
-    /// - If this rank comes first: returns `logged` unchanged. An offer to receive is noted in the lane's
-    ///   [`Pushes`](super::pushes::Pushes).
+    /// - If this rank comes first: returns `logged` unchanged. If the claim offers a buffer to receive into, the lane's
+    ///   [`Pushes`](super::pushes::Pushes) has an entry for the message.
     /// - If the peer came first: returns `logged` with the place of the peer's buffer. Fails if the [`Half`]s of the
     ///   two ends differ.
     fn claim(&self, logged: LoggedMessage) -> Result<LoggedMessage, PathError> {
@@ -443,11 +445,11 @@ impl DirectCore {
     /// - The receiver has called more sends to this rank than this rank has called receives from the receiver.
     /// - An eighth of [`copy_time`] has passed.
     ///
-    /// Because of this wait, two ranks that send each other a message make one copy each: both are the second end of
-    /// their send, or both are the second end of their receive. If one rank calls after the end of the other's wait, it
-    /// is the second end of both messages, and its GPU makes the copies one after the other. The wait does not delay
-    /// this message's copy, which starts only when both ends have called. But the wait may delay the other messages of
-    /// the call, and later calls of the thread.
+    /// Because of this wait, two ranks that send each other a message at about the same time make one copy each: both
+    /// are the second end of their send, or both are the second end of their receive. If one rank calls after the end
+    /// of the other's wait, it is the second end of both messages, and its GPU makes the copies one after the other.
+    /// The wait does not delay this message's copy, which starts only when both ends have called. But the wait may
+    /// delay the other messages of the call, and later calls of the thread.
     ///
     /// Does not wait if the receiver has logged no receive from this rank yet, or if the buffer of its last such
     /// receive lies in no mapped segment. Then the receiver's buffer for this message, which this rank does not know

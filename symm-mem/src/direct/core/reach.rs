@@ -1,4 +1,4 @@
-//! Finds buffers in segments that all members have mapped: the [places](MappedPlace) (segment and offset) of this
+//! Finds buffers in pool segments that all members have mapped: the [places](MappedPlace) (segment and offset) of this
 //! rank's buffers, and the addresses of the peers' buffers. A segment has the same number on all members.
 
 use std::{thread, time::Duration};
@@ -21,9 +21,10 @@ impl DirectCore {
         place.and_then(|(segment, offset)| MappedPlace::new(segment, offset)).unwrap_or(MappedPlace::NONE)
     }
 
-    /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until it
-    /// has. Returns `None` if this rank has retired or forgotten the segment, or if the commit has not returned by the
-    /// deadline.
+    /// Finds a segment by its number. If the [commit](crate::SymmetricPool::commit) of the segment has not returned on
+    /// this rank yet, waits until it has. Returns `None` if this rank has [retired](crate::SymmetricPool::retire) the
+    /// segment, if the segment's pool has [forgotten](crate::SymmetricPool::forget) the group, or if the commit has not
+    /// returned by the deadline.
     fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
         loop {
             let was_added = number < self.mapped.next();
