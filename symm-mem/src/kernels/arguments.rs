@@ -11,8 +11,9 @@ pub(super) enum TargetKind {
     Address = 0,
     /// An offset in the rank's own buffer.
     Own = 1,
-    /// The offset of the input, in the rank's own buffer. All ranks read this rank's whole input. So a block overwrites
-    /// a part of it only after the blocks with the same number on all ranks have read this part.
+    /// The offset of the input in the rank's own buffer, so the result overwrites the input. All ranks read this rank's
+    /// whole input. So a block overwrites a part of it only after the blocks with the same number on all ranks have
+    /// read this part.
     OntoInput = 2,
     /// The same offset in the buffers of all ranks. Each rank writes its slice of the result to all of them.
     Everywhere = 3,

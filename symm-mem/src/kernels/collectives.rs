@@ -39,7 +39,7 @@ pub enum Algorithm {
     TwoShot,
 }
 
-/// `output[i]` = the combination of all ranks' `input[i]`. In place, the output overwrites the input.
+/// `output[i]` = the combination of all ranks' `input[i]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllReduce {
     /// Offset of the input in every rank's buffer, in bytes, of any alignment.
@@ -56,8 +56,8 @@ pub struct AllReduce {
     pub algorithm: Algorithm,
 }
 
-/// `output[i]` = the combination of all ranks' `input[rank * elements + i]`, where `rank` is this rank. In place, the
-/// output overwrites the elements from `input[rank * elements]` on in this rank's buffer.
+/// `output[i]` = the combination of all ranks' `input[rank * elements + i]`, where `rank` is this rank. With
+/// [`Target::InPlace`], the output overwrites the elements from `input[rank * elements]` on in this rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReduceScatter {
     /// Offset of the input (`world * elements` elements) in every rank's buffer, in bytes, of any alignment.
@@ -75,8 +75,8 @@ pub struct ReduceScatter {
 /// `output[r * bytes ..]` = the `bytes` bytes of input of rank `r`, for every rank `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// Offset of each rank's input in its own buffer, in bytes, of any alignment. In place, this is the offset of the
-    /// output instead, and the input of rank `r` is at `input + r * bytes` in its buffer.
+    /// Offset of each rank's input in its own buffer, in bytes, of any alignment. Exception: with [`Target::InPlace`],
+    /// this is the offset of the output. The input of rank `r` is then at `input + r * bytes` in its buffer.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -85,7 +85,7 @@ pub struct AllGather {
 }
 
 /// `output[r * bytes ..]` = the `bytes` bytes at `input[rank * bytes ..]` of rank `r`, for every rank `r`. `rank` is
-/// this rank. Cannot be in place.
+/// this rank. Does not support [`Target::InPlace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllToAll {
     /// Offset of the input (`world * bytes` bytes) in every rank's buffer, in bytes, of any alignment.
@@ -109,8 +109,8 @@ impl Kernels {
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). On every rank, the input must lie
-    /// entirely in the buffer, and so must a result at an offset or in place. Memory at a [`Target::Address`] must have
-    /// room for the whole result.
+    /// entirely in the buffer, and so must the result for [`Target::Offset`] and [`Target::InPlace`]. Memory at a
+    /// [`Target::Address`] must have room for the whole result.
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. Returns [`KernelError::Driver`] if loading the code

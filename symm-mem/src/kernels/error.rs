@@ -10,15 +10,17 @@ use super::{Kernel, MOST_RANKS, WaitKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Late {
-    /// The kernel that waited; `None` if the fault record has a kernel number that this crate does not know.
+    /// The kernel that waited. `None` if the [fault record](super::FaultRecord) has a kernel number that this crate
+    /// does not know.
     pub kernel: Option<Kernel>,
     /// The condition for which the kernel waited.
     pub waiting: WaitKind,
     /// The rank that did not send its signal ([`WaitKind::Signal`]), or did not consume the previous signal of the
     /// waiting rank ([`WaitKind::Room`]).
     pub peer: u32,
-    /// The channel. Channels with the number [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) or higher
-    /// belong to collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
+    /// The [channel](super::PadLayout) of the signal. Channels with the number
+    /// [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) or higher belong to collective kernels: channel
+    /// `USER_CHANNELS + n` is that of thread block `n`.
     pub channel: u32,
     /// Time from the start of this wait until the kernel gave up, by the device's clock.
     pub waited: Duration,
@@ -43,8 +45,8 @@ impl std::fmt::Display for Late {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A kernel gave up waiting. The context is intact. This rank's later kernels on the same signal pad do nothing.
-    /// [`FaultRecord`](super::FaultRecord) describes how to recover.
+    /// A kernel gave up waiting. The context is intact. This rank's later kernels on the same [signal
+    /// pad](super::PadLayout) do nothing. [`FaultRecord`](super::FaultRecord) describes how to recover.
     #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.
@@ -61,7 +63,7 @@ pub enum KernelError {
         /// Number of ranks given.
         world: u32,
     },
-    /// The group has no such rank.
+    /// A rank's number is not below the number of ranks.
     #[error("{kernel} {what} rank {rank} of {world}")]
     NoSuchRank {
         /// The kernel.
@@ -138,8 +140,8 @@ pub enum KernelError {
         /// Its compute capability.
         found: (u32, u32),
     },
-    /// The driver reported that it has allocated the pinned memory of a fault record, but the memory is too small or
-    /// has no device address.
+    /// The driver reported that it has allocated the pinned memory of a [fault record](super::FaultRecord), but the
+    /// memory is too small or has no device address.
     #[error("the driver gave no memory that both host and device reach, and no error")]
     NoRecord,
     /// The driver failed.

@@ -14,7 +14,7 @@ use super::{Kernel, KernelError, Late};
 #[non_exhaustive]
 pub enum WaitKind {
     /// The peer has consumed this rank's previous signal: a kernel of the peer has reset the signal's word in the
-    /// peer's pad from 1 to 0.
+    /// peer's [signal pad](super::PadLayout) from 1 to 0.
     Room = 1,
     /// The peer has sent its signal.
     Signal = 2,

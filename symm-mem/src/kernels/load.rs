@@ -111,7 +111,7 @@ impl Ranks {
         self.check_rank(kernel, "as", rank)
     }
 
-    /// Rejects `rank` if the group has no such rank. `role` is the rank's role in the call, for the error.
+    /// Rejects `rank` if it is not below the number of ranks. `role` is the rank's role in the call, for the error.
     pub(super) fn check_rank(
         &self,
         kernel: Kernel,

@@ -2,7 +2,7 @@
 //!
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
 //! mapped on that rank's device. A [signal pad](PadLayout) is the memory through which a rank receives signals. Kernels
-//! run on the caller's stream, eagerly or captured, and synchronize through the pads.
+//! run on the caller's stream, in captures and outside of them, and synchronize through the pads.
 //!
 //! Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
 //! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. A flag in the

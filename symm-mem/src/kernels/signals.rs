@@ -6,7 +6,6 @@ use cuda_driver::module::LaunchConfig;
 use super::code::SIGNALS;
 use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 
-/// Number of threads of a warp.
 const WARP: u32 = 32;
 
 // Indices of the kernels in their unit (PTX module), `SIGNALS`.
@@ -79,7 +78,8 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::WaitSignal, WAIT, "from"), from, channel) }
     }
 
-    /// Launches `kernel`, which has the index `entry` in its unit. `role` is the role of `peer`, for errors.
+    /// Launches `kernel`, which has the index `entry` in its unit (PTX module). `role` is the role of `peer` (`to` or
+    /// `from`), for errors.
     ///
     /// # Safety
     /// As [`put_signal`](Self::put_signal).

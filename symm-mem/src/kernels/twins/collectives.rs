@@ -1,4 +1,5 @@
-//! Twins of the kernels in `gather.cu` and `reduce.cu`.
+//! [Twins](super) of the kernels in `gather.cu` and `reduce.cu`: host functions that a simulated device runs in place
+//! of the kernels.
 
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::{Element, Launch, Op, reduce};
@@ -13,8 +14,8 @@ use crate::kernels::{Kernel, PadLayout};
 
 /// Calls `block` for every thread block of a launch, one after the other, with the addresses of the ranks' buffers and
 /// the number of the thread block. Before and after each call, synchronizes with the thread block of the same number on
-/// all other ranks. Stops once the kernel has given up: a synchronization failed, or `block` returned false. Does
-/// nothing if an earlier kernel of this rank has given up.
+/// all other ranks. Stops once the kernel has [given up](crate::kernels): a synchronization failed, or `block` returned
+/// false. Does nothing if an earlier kernel of this rank has given up.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,

@@ -4,7 +4,8 @@
 //!
 //! A twin runs the thread blocks of a launch one after the other. On a device they run concurrently. The results are
 //! equal, because a thread block waits only for other ranks, never for another thread block of its own launch. A twin
-//! that waits for a peer occupies the thread of its stream until the peer signals, at most until the deadline.
+//! that waits for a peer occupies the thread of its stream until the peer signals, at most until the
+//! [deadline](Ranks::deadline_ns).
 
 mod collectives;
 mod peers;

@@ -1,4 +1,5 @@
-//! Access of a twin to the ranks' memory: pads, buffers and the fault record.
+//! Access of a [twin](super) (a host function that a simulated device runs in place of a kernel) to the ranks' memory:
+//! their buffers and [signal pads](PadLayout), and the rank's own [fault record](crate::kernels::FaultRecord).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -41,7 +42,6 @@ impl Peers<'_> {
         if peers.has_given_up()? { Ok(()) } else { twin(&peers).map(drop) }
     }
 
-    /// Addresses of the ranks' buffers.
     pub(super) fn buffers(&self) -> Result<Vec<u64>, Fault> {
         addresses(self.launch, self.ranks.buffers.0, self.ranks.world)
     }
