@@ -1,5 +1,5 @@
-//! [`Error`]: the error of the operations on which ranks agree. Its text names the operation, the group, pool or plan,
-//! and the reason.
+//! [`Error`]: the error of the operations on which ranks agree. Its text names the operation, the reason, and the
+//! group, the pool, or the plan of an [exchange](crate::exchange).
 
 use std::{error, fmt, sync::Arc};
 
@@ -17,10 +17,12 @@ use crate::{
 /// [exchange](crate::exchange), a [direct path](crate::direct), or of
 /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory).
 ///
-/// If the kind is [`Poisoned`](ErrorKind::Poisoned) or a refusal ([`Refused`](ErrorKind::Refused),
-/// [`RendezvousRefused`](ErrorKind::RendezvousRefused), [`ExchangeRefused`](ErrorKind::ExchangeRefused)), all ranks
-/// that took part get the same kind, with these exceptions:
-/// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
+/// An operation is *refused* if it changes nothing, because the ranks cannot agree on it. A group is *poisoned* if its
+/// members may have different windows. If the kind is [`Poisoned`](ErrorKind::Poisoned) or a refusal
+/// ([`Refused`](ErrorKind::Refused), [`RendezvousRefused`](ErrorKind::RendezvousRefused),
+/// [`ExchangeRefused`](ErrorKind::ExchangeRefused)), all ranks that took part get the same kind, with these exceptions:
+/// - If the reason is that members are missing or lost, a member whose group has ended gets
+///   [`GroupOver`](ErrorKind::GroupOver) instead of this kind.
 /// - A member that cannot learn the result gets [`Store`](ErrorKind::Store), [`Unreadable`](ErrorKind::Unreadable) or
 ///   [`OutOfStep`](ErrorKind::OutOfStep) instead.
 /// - If one member cannot do its part, and the others get a refusal that names this member, the member itself can get a

@@ -41,8 +41,9 @@ pub enum ErrorKind {
     ///
     /// After a commit, the group is poisoned on all members, with one exception in plain registrations
     /// (`ncclCommRegister`): see [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's
-    /// communicator, create the group again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget)
-    /// the poisoned group. Until then, the pool does not free the memory of retired segments.
+    /// communicator, create the group again in its next [epoch](GroupId::epoch), and have the pool
+    /// [forget](crate::SymmetricPool::forget) the poisoned group. Until then, the pool does not free the memory of
+    /// retired segments.
     ///
     /// After a retirement, the segments are retired on all ranks, but some windows of them may still exist. Of the
     /// groups that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not
@@ -88,8 +89,9 @@ pub enum ErrorKind {
         cause: GroupError,
     },
     /// This member cannot decode a value in the store, because another program or another release of this crate has
-    /// written it. The value is a list of members, the members' decision, or their verdict on the outcomes after the
-    /// decision. So this member does not know the result of the agreement.
+    /// written it. The value is a list of members, the members' decision, or their verdict (the result of the vote that
+    /// follows after the members have carried out the decision). So this member does not know the result of the
+    /// agreement.
     #[error(
         "a value in the store cannot be decoded{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
@@ -101,9 +103,9 @@ pub enum ErrorKind {
         /// The decoding error.
         source: Malformed,
     },
-    /// A bug of this crate: the state machine of the agreement got an input that it had not requested, or the result of
-    /// the agreement does not fit what this rank had posted. The group of a commit, or every group that was given to a
-    /// retirement, is then poisoned on this rank.
+    /// A bug of this crate: the [state machine](bootstrap::agreement::Agreement) of the agreement got an input that it
+    /// had not requested, or the result of the agreement does not fit what this rank had posted. The group of a commit,
+    /// or every group that was given to a retirement, is then poisoned on this rank.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
     /// The group has members outside of the pool's domain. Only the ranks of the domain promise to make the same
@@ -129,8 +131,8 @@ pub enum ErrorKind {
         source: SymmetricError,
     },
     /// This rank could not allocate the slice of [`alloc_mapped`](crate::SymmetricPool::alloc_mapped), so it could not
-    /// map the slice either. With the default policy, the commit of the other members is then refused, and the refusal
-    /// names the difference.
+    /// map the slice either. With the default [policy](crate::CommitOptions::policy), the commit of the other members
+    /// is then refused, and the refusal names the difference.
     #[error(transparent)]
     Slice(#[from] SliceError),
     /// [`Rendezvous::get`](crate::rendezvous::Rendezvous::get) was called for memory that no
@@ -218,8 +220,8 @@ pub enum ErrorKind {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A thread of an [exchange](crate::exchange) cannot be started: the thread that closes plans, or the thread that
-    /// enforces the deadlines of transfers.
+    /// A thread of an [exchange](crate::exchange) cannot be started: the thread that closes the peers' memory of
+    /// dropped plans, or the thread that enforces the deadlines of transfers.
     #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),
     /// Invalid options of a [direct path](crate::direct).

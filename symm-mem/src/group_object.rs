@@ -1,5 +1,5 @@
-//! [`GroupObject`] tells an agreement about a group that the group has ended, so that the agreement stops waiting for
-//! other ranks.
+//! [`GroupObject`] tells an [agreement](bootstrap::agreement) of ranks about a group that the group has ended, so that
+//! the agreement stops waiting for other ranks.
 
 use std::{any::Any, sync::Arc};
 
@@ -24,9 +24,10 @@ pub(crate) struct GroupObject<C, H> {
     /// [`ignores`](Self::ignores) is true for the error, this closure itself must return `Ok`, because `GroupObject`
     /// applies `ignores` only to the reports of health monitors.
     pub(crate) check: C,
-    /// Returns the health monitors' handles of those groups that have one. If such a group ends, its monitor ends the
-    /// agreement's current wait at once, unless `ignores` returns true for the error. The end of a group without a
-    /// monitor is noticed at the next call of `check`, after at most 0.5 s.
+    /// Returns the handles of the groups' health monitors, which watch for the end of a group. A group need not have a
+    /// monitor. If a group with a monitor ends, the monitor ends the agreement's current wait at once, unless `ignores`
+    /// returns true for the error. The end of a group without a monitor is noticed at the next call of `check`, after
+    /// at most 0.5 s.
     pub(crate) health: H,
     /// Returns true if the agreement goes on waiting although this error has ended a group.
     pub(crate) ignores: fn(&GroupError) -> bool,

@@ -11,10 +11,10 @@ use crate::lock::lock;
 /// Identifies the owner of attached values, for example a group. Clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
 
-/// The attached values: at most one for each pair of an owner and the ordinal of a segment. For a
+/// The attached values: at most one for each pair of an owner and the ordinal (number in the pool) of a segment. For a
 /// [`PeerMemory`](crate::rendezvous::PeerMemory), which has no segments, the ordinal is 0. A value is removed as soon
-/// as one of these happens: the memory is dropped, the segment is retired, a [`put`](Self::put) for the same owner and
-/// segment replaces the value, or any `put` finds that the owner is dropped.
+/// as one of these happens: the memory is dropped, the segment is [retired](crate::SymmetricPool::retire), a
+/// [`put`](Self::put) for the same owner and segment replaces the value, or any `put` finds that the owner is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
 

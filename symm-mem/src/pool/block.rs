@@ -24,10 +24,10 @@ pub struct SymmetricBlock {
 }
 
 impl SymmetricBlock {
-    /// Makes the block that the arena has placed at `placed` for request number `request`, of `requested` bytes. Pins
-    /// the block for the [declared captures](crate::PoolCapture) in progress and for the captures that this thread has
-    /// begun, because these captures may use the block. The caller must not hold the lock of the arena, because the
-    /// pinning takes it.
+    /// Makes the block that the [arena](PoolMemory::arena) (the pool's allocator) has placed at `placed` for request
+    /// number `request`, of `requested` bytes. Pins the block for the [declared captures](crate::PoolCapture) in
+    /// progress and for the captures that this thread has begun, because these captures may use the block. The caller
+    /// must not hold the lock of the arena, because the pinning takes it.
     #[inline(always)]
     pub(crate) fn new(memory: Arc<PoolMemory>, placed: Placed, requested: u64, request: u64) -> Self {
         if memory.is_capturing() {

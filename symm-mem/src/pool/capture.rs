@@ -10,12 +10,13 @@ use super::{
 
 /// A graph capture in progress that the program has declared by
 /// [`SymmetricPool::begin_capture`](crate::SymmetricPool::begin_capture). While this value exists, the pool is frozen:
-/// an allocation that needs a new segment fails, and a commit or retirement is refused on all ranks that take part.
+/// an allocation that needs a new segment fails, and a [commit](crate::SymmetricPool::commit) or
+/// [retirement](crate::SymmetricPool::retire) is refused on all ranks that take part.
 ///
 /// Most captures need no declaration. If [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the
-/// capture, the graph and its executables pin the blocks that captured work of this library uses: collectives and
-/// messages of a group, [`kernels`](crate::kernels), and transfers of an [`exchange`](crate::exchange). Declare a
-/// capture in these cases:
+/// capture, the graph and its executables pin the blocks (keep them allocated) that captured work of this library uses:
+/// collectives and messages of a group, [`kernels`](crate::kernels), and transfers of an [`exchange`](crate::exchange).
+/// Declare a capture in these cases:
 /// - Only the program's own kernels use some of the blocks, so this library does not see the use.
 /// - Another library has begun the capture. If it captures work of this library on the pool's memory without a
 ///   declaration, the memory of the pool is never freed.
@@ -66,11 +67,11 @@ impl Drop for PoolCapture {
 }
 
 /// The pin of a declared capture ([`PoolCapture`]). While the pin exists, the memory of its blocks goes to no other
-/// block, no rank retires its segments, and the pool's memory is not freed.
+/// block, no rank [retires](crate::SymmetricPool::retire) its segments, and the pool's memory is not freed.
 ///
 /// Dropping the pin frees those of its blocks that have no other owner and no other pin. All ranks must free blocks in
-/// the same order relative to their other requests of the pool. So every rank must drop the pin at the same point of
-/// the program.
+/// the same order relative to their other requests of the pool (allocations, reservations and frees). So every rank
+/// must drop the pin at the same point of the program.
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {

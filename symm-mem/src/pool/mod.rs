@@ -1,6 +1,6 @@
-//! The memory of a [`SymmetricPool`](crate::SymmetricPool): segments, the blocks that the program allocates in them,
-//! and pins. A pin keeps blocks and their segments allocated for a captured graph. The placement of blocks depends only
-//! on the sequence of requests.
+//! The memory of a [`SymmetricPool`](crate::SymmetricPool): segments (allocations of device memory), the blocks that
+//! the program allocates in them, and pins. A pin keeps blocks and their segments allocated for a captured graph. The
+//! placement of blocks depends only on the sequence of requests (allocations, reservations and frees).
 //!
 //! | file | subject |
 //! |---|---|

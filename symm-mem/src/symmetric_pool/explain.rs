@@ -1,4 +1,5 @@
-//! Explains how a group's collectives access a buffer, and why.
+//! Explains how a group's collectives access a buffer, and why. A [commit](SymmetricPool::commit) of the pool for the
+//! group registers the pool's segments as NCCL windows or with `ncclCommRegister`, where the group supports it.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use crate::{
 /// The means by which a group's collectives access a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessPath {
-    /// Through a window: the members' kernels read and write each other's memory.
+    /// Through an NCCL window: the members' kernels read and write each other's memory.
     Window {
         /// Number of windows that the group's communicator registered before this window. It is equal on all members.
         serial: u64,
@@ -34,10 +35,11 @@ pub enum AccessPath {
 pub enum PathReason {
     /// The buffer's segment is in a window, on which all members have agreed.
     Agreed,
-    /// The buffer's segment was committed, but the segment is in no window. Contains the reason.
+    /// The buffer's segment was [committed](SymmetricPool::commit), but the segment is in no window. Contains the
+    /// reason.
     NoWindow(NoWindows),
-    /// The buffer's segment was committed, but the segment is in no window. Also, no member has registered it with
-    /// `ncclCommRegister`, because one of them cannot.
+    /// The buffer's segment was committed, but it is in no window. It is not registered with `ncclCommRegister` on any
+    /// member, because one member cannot register it.
     NotRegistered {
         /// Reason why the segment has no window.
         window: NoWindows,
@@ -48,13 +50,15 @@ pub enum PathReason {
     Elsewhere,
     /// The buffer extends beyond the segment in which it begins.
     SpansSegments(LookupError),
-    /// The buffer's segment has not been committed for the group. If the group's last commit was refused, contains the
-    /// refusal. If that commit succeeded only for the segments that were equal on all members, contains its
-    /// [`CommitReport::pending`](crate::CommitReport::pending). Otherwise `None`.
+    /// The buffer's segment has not been committed for the group. Contains one of these:
+    /// - the refusal, if the group's last commit was refused
+    /// - [`CommitReport::pending`](crate::CommitReport::pending), if the group's last commit succeeded, but left out
+    ///   the segment because the members' requests or segments differ
+    /// - `None` in all other cases
     NotCommitted(Option<Refusal>),
-    /// The group is poisoned.
+    /// The group is poisoned: its members may have different windows.
     Poisoned(Poison),
-    /// These ranks are members of the group, but outside the pool's domain.
+    /// These ranks are members of the group, but outside the pool's [domain](crate::Domain).
     OutsideDomain(Vec<u32>),
 }
 

@@ -273,7 +273,7 @@ impl SymmetricPool {
         PoolCapture::begin(self.memory.clone())
     }
 
-    /// Number of segments, without retired ones.
+    /// Number of segments, without [retired](Self::retire) ones.
     pub fn segments(&self) -> usize {
         self.memory.arena().segments().iter().filter(|segment| !segment.retired).count()
     }
@@ -295,11 +295,11 @@ impl SymmetricPool {
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
     /// stream of the device may be capturing, and the calling thread must not have an NCCL group open
-    /// (`ncclGroupStart`). Otherwise the commit is refused on all members, and the capture is not affected. Exception:
-    /// a capture of another library that [`is_capturing`](cuda_driver::graph::is_capturing) does not find. Then the
-    /// commit is not refused, and unless that capture is relaxed, it may be invalidated and the commit may fail. Before
-    /// the call, all members must have enqueued the same collectives, and the sender and the receiver of each message
-    /// must have enqueued it.
+    /// (`ncclGroupStart`). If one of these conditions is violated, the commit is refused on all members, and the
+    /// capture is not affected. Exception: a capture of another library that
+    /// [`is_capturing`](cuda_driver::graph::is_capturing) does not find. Then the commit is not refused, and unless
+    /// that capture is relaxed, it may be invalidated and the commit may fail. Before the call, all members must have
+    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with
@@ -311,13 +311,13 @@ impl SymmetricPool {
     /// ids ([`commit_all`] does that).
     ///
     /// # Commits of nothing new
-    /// All members take part in a group's first commit, also those without new segments. If they have different numbers
-    /// of segments, then under the default [policy](CommitOptions::policy) all of them get
+    /// All members take part in a group's first commit, including those without new segments. If they have different
+    /// numbers of segments, then under the default [policy](CommitOptions::policy) all of them get
     /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The text of the refusal advises how to
     /// make the pools equal again, or states that this is impossible.
     ///
-    /// After a group's first successful commit, a rank takes part in a commit only in these cases. Otherwise it skips
-    /// the commit: it neither uses the store nor waits.
+    /// After a group's first successful commit, a rank takes part in a commit only in the cases below. In all other
+    /// cases it *skips* the commit: it neither uses the store nor waits.
     /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
     ///   have the same new segments, or none has any.
     /// - One of its requests has failed, and since then the rank has neither repeated the request with success, nor
@@ -325,17 +325,18 @@ impl SymmetricPool {
     ///   only one rank lacks the memory for a new segment: all members then take part, and the commit reports the lack
     ///   of memory to all of them.
     /// - [`CommitOptions::verify`] is true.
-    /// - The group is poisoned.
+    /// - The group is poisoned: its members may have different windows ([`Poison`]).
     ///
     /// A member whose requests differ from those of the others may skip a commit in which the others take part. Then
     /// one of these happens:
     /// - If this member begins its next commit while the others still wait in the skipped one, both commits fail with a
     ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which lists the ranks that wait for each other in a
     ///   circle. The next commit in which all members take part reports the first difference of the requests.
-    /// - Otherwise, the others wait for 3/8 of their [`deadline`](CommitOptions::deadline), register nothing, and get a
-    ///   `SyncTimeout` that names this member. To find the cause, look at the first error that this member got. Each
-    ///   member counts its commits for the group, and the skipped one counts too. So the next commit in which all
-    ///   members take part, for example with [`CommitOptions::verify`], reports the first difference of the requests.
+    /// - If this member begins no commit in time, the others wait for 3/8 of their
+    ///   [`deadline`](CommitOptions::deadline), register nothing, and get a `SyncTimeout` that names this member. To
+    ///   find the cause, look at the first error that this member got. Each member counts its commits for the group,
+    ///   and the skipped one counts too. So the next commit in which all members take part, for example with
+    ///   [`CommitOptions::verify`], reports the first difference of the requests.
     ///
     /// Even before that report, the members detect collectives whose buffers lie in different windows or at different
     /// offsets: they compare a hash of each collective, which includes these positions.
@@ -351,7 +352,7 @@ impl SymmetricPool {
     }
 
     /// Does the same as [`commit`](Self::commit). The name is for a group's first commit, which registers all segments
-    /// that are not [retired](Self::retire), also those that were committed for other groups before.
+    /// that are not [retired](Self::retire), including those that were committed for other groups before.
     ///
     /// Collective over the group. A program that calls `attach` when it creates a group learns early whether the pool
     /// can be used with this group.
@@ -508,7 +509,7 @@ impl SymmetricPool {
         self.memberships.table().poison(group).cloned()
     }
 
-    /// Removes the pool's state of a group whose communicator has ended, including the group's poison.
+    /// Removes the pool's state of a group whose communicator has ended, including the group's [poison](Self::poison).
     pub fn forget(&self, group: GroupId) {
         self.memberships.forget(group);
     }

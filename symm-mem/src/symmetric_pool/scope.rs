@@ -20,13 +20,14 @@ use crate::{
     pool::SymmetricBlock,
 };
 
-/// A region of a program, which begins with [`SymmetricPool::scope`]. The end of the scope commits the pool's new
-/// segments for the scope's groups.
+/// A region of a program, which begins with [`SymmetricPool::scope`]. The end of the scope
+/// [commits](SymmetricPool::commit) the pool's new segments for the scope's groups.
 ///
 /// [`finish`](Self::finish) ends the scope and returns the results of the commits. Dropping the scope runs the same
 /// commits and discards their results, so the drop is collective too, and can block for as long as the commits can
 /// ([`CommitOptions::deadline`]). If such a commit fails, the new segments stay without windows. The next commit tries
-/// again, and reports a failure that persists, such as a difference between the members' requests or a poisoned group.
+/// again, and reports a failure that persists, such as a difference between the members' requests or a
+/// [poisoned](crate::Poison) group.
 ///
 /// The drop commits because the other members wait in their own commits for this rank. For example, an allocation in
 /// the scope fails for lack of memory, and the rank leaves the scope by `?`. The commit in the drop then reports the
@@ -69,7 +70,7 @@ impl<'a> PoolScope<'a> {
         self.commit()
     }
 
-    /// Ends the route, and commits for the groups of the scope. Later calls commit for no group.
+    /// Ends the [route](Self::route), and commits for the groups of the scope. Later calls commit for no group.
     fn commit(&mut self) -> Vec<Result<CommitReport, Error>> {
         drop(self.route.take());
         let groups = mem::take(&mut self.groups);
