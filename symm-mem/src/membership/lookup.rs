@@ -186,8 +186,7 @@ fn reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
     reasons.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }
 
-/// The pool's segments that are not retired (sorted by address), and the states of its
-/// groups. A published table does
+/// The pool's segments that are not retired (sorted by address), and the states of its groups. A published table does
 /// not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
