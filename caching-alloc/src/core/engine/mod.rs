@@ -173,19 +173,12 @@ impl Engine {
 
 impl CapturedUses for Engine {
     fn used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
-        let (mut at, end) = (address, address.saturating_add(bytes));
         let mut is_used = false;
-        while at < end {
-            at = match self.find(at) {
-                Some(AddressInfo { segment, block }) => {
-                    if block.usage == Usage::Active {
-                        is_used |= self.block_used_by_graph(&segment, at, graph);
-                    }
-                    block.address + block.bytes
-                }
-                None => self.registry.segment_after(at).unwrap_or(end),
-            };
-        }
+        self.registry.walk(address, bytes, |at| {
+            let AddressInfo { segment, block } = self.find(at)?;
+            is_used |= block.usage == Usage::Active && self.block_used_by_graph(&segment, at, graph);
+            Some(block.address + block.bytes)
+        });
         is_used
     }
 }

@@ -20,19 +20,23 @@ impl Registry {
         (std::ptr::from_ref(self).addr(), segment.map(|segment| segment.0))
     }
 
+    /// Walks the segments or blocks in the `bytes` bytes at `at`. `visit` gets an address and returns the end of the
+    /// segment or block there. If it returns `None`, the walk continues at the next live segment.
+    pub(in crate::core) fn walk(&self, mut at: u64, bytes: u64, mut visit: impl FnMut(u64) -> Option<u64>) {
+        let end = at.saturating_add(bytes);
+        while at < end {
+            at = visit(at).or_else(|| self.segment_after(at)).unwrap_or(end);
+        }
+    }
+
     /// Makes `graph` hold all live segments in this range. Returns true if there are any.
     fn segments_used_by_graph(&self, address: u64, bytes: u64, graph: &GraphUse) -> bool {
-        let (mut at, end) = (address, address.saturating_add(bytes));
         let mut is_used = false;
-        while at < end {
-            at = match self.segment_at(at) {
-                Some(segment) => {
-                    is_used |= graph.keep(self.kept_key(Some(segment.id())), || segment.hold(GRAPH).ok());
-                    segment.memory().end()
-                }
-                None => self.segment_after(at).unwrap_or(end),
-            };
-        }
+        self.walk(address, bytes, |at| {
+            let segment = self.segment_at(at)?;
+            is_used |= graph.keep(self.kept_key(Some(segment.id())), || segment.hold(GRAPH).ok());
+            Some(segment.memory().end())
+        });
         is_used
     }
 }
