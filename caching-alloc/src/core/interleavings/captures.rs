@@ -10,8 +10,7 @@ fn memory_of_a_capture_is_not_trimmed() {
         let warm = graphs.capture(&[StreamId(1)]);
         drop(program.allocate(LONG, 1));
         drop(warm);
-        let here = program.clone();
-        let other = thread::spawn(move || _ = here.allocator.empty_cache().unwrap());
+        let other = program.spawn(|here| _ = here.allocator.empty_cache().unwrap());
         let capture = graphs.capture(&[StreamId(1)]);
         program.streams.set_capturing(StreamId(1), true);
         let address = program.allocate(LONG, 1).block().address();
@@ -63,8 +62,7 @@ fn a_frozen_pool_does_not_grow() {
 fn a_freeze_waits_for_a_growth_that_calls_trackers() {
     check_within(3, || {
         let program = Program::new(16 * MIB);
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::structural());
         let pool = program.pool(PoolSettings::default());
         let here = pool.clone();
         let other = thread::spawn(move || here.allocate(LONG, StreamId(1)));
@@ -73,8 +71,7 @@ fn a_freeze_waits_for_a_growth_that_calls_trackers() {
         let theirs = other.join().unwrap();
         assert_eq!(u64::from(theirs.is_ok()), blocks, "nothing is handed out later: {theirs:?}");
         drop((theirs, frozen, pool));
-        attachment.detach().unwrap();
-        reader.close();
+        reader.detach();
         program.end();
     });
 }

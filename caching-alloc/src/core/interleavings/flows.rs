@@ -31,23 +31,19 @@ fn come_and_go(program: Program, kind: PoolKind) {
             thread::spawn(move || churn(&program, &pool, 1 + worker % 2))
         })
         .collect();
-    let structure = Reader::new();
-    let attached = program.allocator.attach(structure.clone(), Filter::structural()).unwrap();
-    let late = program.clone();
-    let late = thread::spawn(move || {
+    let structure = Reader::attach(&program.allocator, Filter::structural());
+    let late = program.spawn(|here| {
         let mut state = reader::ReplayedState::default();
-        state.begin(&late.allocator.snapshot().unwrap());
-        (0..3).for_each(|_| models::catch_up(&late, &mut state));
+        state.begin(&here.allocator.snapshot().unwrap());
+        (0..3).for_each(|_| models::catch_up(here, &mut state));
         assert!(state.errors.is_empty(), "{:#?}", state.errors);
     });
-    let everything = Reader::new();
-    let attachment = program.allocator.attach(everything.clone(), Filter::all()).unwrap();
+    let everything = Reader::attach(&program.allocator, Filter::all());
     let mine: Vec<_> = (0..5).map(|_| program.allocate(1000, 9)).collect();
     drop(pool);
     let rest: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
     let freeing: Vec<_> = rest.into_iter().map(|blocks| thread::spawn(move || drop(blocks))).collect();
-    attachment.detach().unwrap();
-    everything.close();
+    let everything = everything.detach();
     let handed_out = everything.state().handed_out;
     assert!(handed_out >= 5, "a tracker gets the entries from before its detachment");
     drop(mine);
@@ -56,8 +52,7 @@ fn come_and_go(program: Program, kind: PoolKind) {
     everything.check();
     assert_eq!(everything.state().handed_out, handed_out, "a detached tracker gets no entries");
     program.allocator.empty_cache().unwrap();
-    attached.detach().unwrap();
-    structure.close();
+    let structure = structure.detach();
     assert!(structure.state().segments.is_empty(), "{:?}", structure.state().segments);
     program.end();
 }

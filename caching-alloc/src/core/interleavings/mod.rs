@@ -144,6 +144,15 @@ impl Program {
         self.allocator.pool(PoolSettings { name: "private".into(), ..settings }).unwrap()
     }
 
+    /// Calls `work` with this program on another thread.
+    fn spawn<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> thread::JoinHandle<R> {
+        let program = self.clone();
+        thread::spawn(move || work(&program))
+    }
+
     fn own(&self, block: Block) -> Owned {
         let mut ledger = self.ledger.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (block.address(), block.address() + block.bytes());

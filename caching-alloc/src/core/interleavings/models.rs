@@ -23,8 +23,7 @@ fn a_block_freed_by_another_thread_is_found_or_not_but_never_lost() {
 fn first_requests_of_two_threads_allocate_one_segment() {
     check(|| {
         let program = Program::new(8 * MIB);
-        let here = program.clone();
-        let other = thread::spawn(move || here.allocate(SHORT, 1));
+        let other = program.spawn(|here| here.allocate(SHORT, 1));
         let mine = program.allocate(SHORT, 1);
         let theirs = other.join().unwrap();
         assert_eq!(program.source.calls().allocate, 1);
@@ -53,8 +52,7 @@ fn of_two_releases_of_a_raw_block_one_finds_it_released() {
     check(|| {
         let program = Program::new(8 * MIB);
         let raw = program.allocator.allocate_raw(SHORT, StreamId(1)).unwrap();
-        let here = program.clone();
-        let other = thread::spawn(move || here.allocator.release_raw(raw));
+        let other = program.spawn(move |here| here.allocator.release_raw(raw));
         let mut outcomes = [program.allocator.release_raw(raw), other.join().unwrap()];
         outcomes.sort_by_key(Result::is_err);
         assert_eq!(outcomes, [Ok(()), Err(RawError::Free { address: raw })]);
@@ -129,8 +127,7 @@ fn two_threads_that_look_for_pending_blocks_find_them_once() {
         let block = program.allocate(LONG, 1);
         block.block().record_stream(StreamId(2)).unwrap();
         drop(block);
-        let here = program.clone();
-        let other = thread::spawn(move || here.allocate(LONG, 1));
+        let other = program.spawn(|here| here.allocate(LONG, 1));
         let mine = program.allocate(LONG, 1);
         let theirs = other.join().unwrap();
         drop((mine, theirs));
@@ -162,8 +159,7 @@ fn memory_that_a_forgotten_stream_uses_again_is_given_to_others_in_order() {
     check(|| {
         let program = Program::remapping(4 * MIB);
         drop(program.allocate(LONG, 1));
-        let here = program.clone();
-        let other = thread::spawn(move || {
+        let other = program.spawn(|here| {
             let block = here.allocator.allocate(LONG, StreamId(1)).map(|block| here.own(block));
             here.streams.enqueue(StreamId(1));
             block.is_ok()
@@ -183,16 +179,13 @@ fn a_tracker_misses_nothing_between_attaching_and_detaching() {
     check_within(3, || {
         let program = Program::new(16 * MIB);
         let first = program.allocate(SHORT, 1);
-        let here = program.clone();
-        let other = thread::spawn(move || {
+        let other = program.spawn(|here| {
             drop(first);
             here.allocate(LONG, 1)
         });
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::all());
         let mine = program.allocate(SHORT, 2);
-        attachment.detach().unwrap();
-        reader.close();
+        let reader = reader.detach();
         assert!(reader.state().is_out(mine.block()), "a tracker gets the entries from before its detachment");
         let handed_out = reader.state().handed_out;
         drop((mine, other.join().unwrap()));
@@ -210,12 +203,10 @@ fn a_tracker_gets_every_segment_of_a_dropped_pool() {
         let block = program.allocate_from(&pool, SHORT, 1);
         drop(pool);
         let other = thread::spawn(move || drop(block));
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::structural());
         other.join().unwrap();
         program.allocator.reap().unwrap();
-        attachment.detach().unwrap();
-        reader.close();
+        let reader = reader.detach();
         assert!(reader.state().segments.is_empty(), "{:?}", reader.state().segments);
         program.end();
     });
@@ -227,8 +218,7 @@ fn deliver_frees_until_detached(last_is_handle: bool) {
     let program = Program::new(8 * MIB);
     let pool = program.pool(PoolSettings::default());
     let [first, second] = [(); 2].map(|()| program.allocate_from(&pool, SHORT, 1));
-    let reader = Reader::new();
-    let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+    let reader = Reader::attach(&program.allocator, Filter::all());
     let last: Box<dyn Any + Send> = if last_is_handle {
         drop(second);
         Box::new(pool)
@@ -245,8 +235,7 @@ fn deliver_frees_until_detached(last_is_handle: bool) {
         drop(last);
     });
     let was_freed = is_freed.load(Ordering::Acquire);
-    attachment.detach().unwrap();
-    reader.close();
+    let reader = reader.detach();
     assert!(
         !was_freed || !reader.state().is_out_at(address),
         "the tracker did not get the free, which came before its detachment"
@@ -290,13 +279,10 @@ fn a_tracker_gets_the_entries_of_a_cache_that_another_tracker_ends() {
         drop(pool);
         let freeing = Arc::new(Freeing(Mutex::new(Some(block))));
         let freeing = program.allocator.attach(freeing, Filter::structural()).unwrap();
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::all());
         program.allocator.annotate("this frees the block").unwrap();
-        let here = program.clone();
-        let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
-        attachment.detach().unwrap();
-        reader.close();
+        let other = program.spawn(|here| _ = here.allocator.snapshot().unwrap());
+        let reader = reader.detach();
         assert!(!reader.state().is_out_at(address), "the tracker did not get the free");
         other.join().unwrap();
         reader.check();
@@ -309,16 +295,13 @@ fn a_tracker_gets_the_entries_of_a_cache_that_another_tracker_ends() {
 fn a_tracker_is_not_called_after_its_end_for_a_cache_that_is_retired() {
     check_within(3, || {
         let program = Program::remapping(16 * MIB);
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::all());
         [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
-        let here = program.clone();
-        let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
+        let other = program.spawn(|here| _ = here.allocator.snapshot().unwrap());
         // The caches of streams 1 and 2 are empty. When stream 3 gets a cache, that of stream 1 is retired; that of
         // stream 2 is too recent (`RECENT` of the cache table is 1 for model checkers).
         let mine = program.allocate(SHORT, 3);
-        attachment.detach().unwrap();
-        reader.close();
+        let reader = reader.detach();
         other.join().unwrap();
         reader.check();
         drop(mine);
@@ -330,8 +313,7 @@ fn a_tracker_is_not_called_after_its_end_for_a_cache_that_is_retired() {
 fn a_late_reader_gets_the_snapshot_and_exactly_what_follows() {
     check(|| {
         let program = Program::new(16 * MIB);
-        let here = program.clone();
-        let other = thread::spawn(move || {
+        let other = program.spawn(|here| {
             drop(here.allocate(SHORT, 1));
             here.allocator.empty_cache().unwrap();
         });
@@ -359,8 +341,7 @@ fn held_memory_is_not_released() {
     check(|| {
         let program = Program::new(8 * MIB);
         let segment = program.allocate(LONG, 1).block().segment();
-        let here = program.clone();
-        let other = thread::spawn(move || _ = here.allocator.empty_cache().unwrap());
+        let other = program.spawn(|here| _ = here.allocator.empty_cache().unwrap());
         let hold = segment.hold("model");
         if hold.is_ok() {
             assert_eq!(program.source.calls().live_bytes, segment.bytes(), "it is here");
@@ -379,8 +360,7 @@ fn two_streams_share_re_mappable_pages() {
         // There is memory for two pages. The long block may have to share a page with the other stream's block.
         let program = Program::remapping(4 * MIB);
         let first = program.allocate(SHORT, 1);
-        let here = program.clone();
-        let other = thread::spawn(move || drop(here.allocate(SHORT, 2)));
+        let other = program.spawn(|here| drop(here.allocate(SHORT, 2)));
         drop(first);
         drop(program.allocate(LONG, 1));
         other.join().unwrap();
@@ -392,15 +372,12 @@ fn two_streams_share_re_mappable_pages() {
 fn a_page_that_is_being_mapped_is_shown_as_a_page() {
     check_within(3, || {
         let program = Program::remapping(16 * MIB);
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
-        let here = program.clone();
-        let other = thread::spawn(move || drop(here.allocate(SHORT, 1)));
+        let reader = Reader::attach(&program.allocator, Filter::structural());
+        let other = program.spawn(|here| drop(here.allocate(SHORT, 1)));
         let snapshot = program.allocator.snapshot().unwrap();
         assert!(snapshot.segments.is_empty(), "{:?}", snapshot.segments);
         other.join().unwrap();
-        attachment.detach().unwrap();
-        reader.close();
+        reader.detach();
         program.end();
     });
 }
@@ -416,8 +393,7 @@ fn two_threads_that_want_all_memory_get_it() {
             block.block().record_stream(StreamId(2)).unwrap();
             block
         }));
-        let here = program.clone();
-        let other = thread::spawn(move || drop(here.allocate(4 * MIB, 1)));
+        let other = program.spawn(|here| drop(here.allocate(4 * MIB, 1)));
         let mine = program.allocate(4 * MIB, 1);
         mine.block().record_stream(StreamId(2)).unwrap();
         drop(mine);
@@ -435,8 +411,7 @@ fn a_stream_whose_cache_is_retired_gets_another_one() {
         // stream 3 gets a cache, one of the two may be retired.
         [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
         program.allocator.empty_cache().unwrap();
-        let here = program.clone();
-        let other = thread::spawn(move || here.allocate(SHORT, 3));
+        let other = program.spawn(|here| here.allocate(SHORT, 3));
         let mine = program.allocate(SHORT, 1);
         let theirs = other.join().unwrap();
         let again = program.allocate(SHORT, 1);
@@ -451,17 +426,14 @@ fn a_tracker_attached_during_frees_sees_all_blocks_in_use() {
     check(|| {
         let program = Program::new(16 * MIB);
         let [first, second, third, last] = [(); 4].map(|()| program.allocate(SHORT, 1));
-        let here = program.clone();
-        let other = thread::spawn(move || {
+        let other = program.spawn(|here| {
             drop(last);
             drop(second);
             here.allocate(SHORT, 1)
         });
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::all());
         let theirs = other.join().unwrap();
-        attachment.detach().unwrap();
-        reader.close();
+        let reader = reader.detach();
         reader.check();
         assert!([&first, &third, &theirs].iter().all(|block| reader.state().is_out(block.block())));
         drop((first, third, theirs));
@@ -475,15 +447,12 @@ fn a_request_waits_for_a_release_that_calls_trackers() {
         // There is room for one segment, which the other thread may be releasing.
         let exact = Settings { growth_divisor: u64::MAX, ..Settings::default() };
         let program = Program::with(4 * MIB, exact);
-        let reader = Reader::new();
-        let attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
+        let reader = Reader::attach(&program.allocator, Filter::structural());
         drop(program.allocate(4 * MIB, 1));
-        let here = program.clone();
-        let other = thread::spawn(move || _ = here.allocator.empty_cache().unwrap());
+        let other = program.spawn(|here| _ = here.allocator.empty_cache().unwrap());
         drop(program.allocate(4 * MIB, 1));
         other.join().unwrap();
-        attachment.detach().unwrap();
-        reader.close();
+        reader.detach();
         program.end();
     });
 }

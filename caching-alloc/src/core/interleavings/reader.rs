@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::lock::assert_may_call_trackers;
 use crate::core::{
-    Action, Block, Entry, PoolId, Segment, SegmentId, Snapshot, StreamId, Tracker, TrackerError, Usage,
+    Action, Allocator, Attachment, Block, Entry, Filter, PoolId, Segment, SegmentId, Snapshot, StreamId,
+    Tracker, TrackerError, Usage,
 };
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -97,19 +98,31 @@ pub(super) struct Reader {
     detached: AtomicBool,
 }
 
+/// A [`Reader`] that is attached to an allocator.
+pub(super) struct AttachedReader {
+    reader: Arc<Reader>,
+    attachment: Attachment,
+}
+
+impl AttachedReader {
+    /// Detaches the reader, and checks the entries that came. No entry may come from now on.
+    pub(super) fn detach(self) -> Arc<Reader> {
+        self.attachment.detach().unwrap();
+        self.reader.detached.store(true, Ordering::SeqCst);
+        self.reader.check();
+        self.reader
+    }
+}
+
 impl Reader {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), detached: AtomicBool::new(false) })
+    pub(super) fn attach(allocator: &Allocator, filter: Filter) -> AttachedReader {
+        let reader = Arc::new(Self { state: Mutex::default(), detached: AtomicBool::new(false) });
+        let attachment = allocator.attach(reader.clone(), filter).unwrap();
+        AttachedReader { reader, attachment }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, ReplayedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that no entry may come from now on, and checks those that came.
-    pub(super) fn close(&self) {
-        self.detached.store(true, Ordering::SeqCst);
-        self.check();
     }
 
     pub(super) fn check(&self) {
