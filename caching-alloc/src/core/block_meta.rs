@@ -1,5 +1,5 @@
-//! The blocks that a stream cache has taken from its heap, which places blocks in segments. Such a block is handed
-//! out, or cached whole for the next request, or was freed but may still be used by other streams.
+//! The blocks that a stream cache has taken from its heap. The heap places blocks in segments. [`BlockStatus`] lists
+//! the states of these blocks.
 
 use super::heap::{BlockId, NONE};
 use super::request::{Request, RequestInfo};
@@ -62,7 +62,7 @@ impl BlockMeta {
     }
 }
 
-/// A block that is handed out, or that was freed but that other streams or graphs may still use.
+/// A copy of the record of a block that is handed out or [pending](BlockStatus::Pending).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InUse {
     pub(super) address: u64,

@@ -222,8 +222,8 @@ impl Allocator {
 
     /// Returns the usage of the blocks in each stream's memory, summed over all pools. A block counts for the
     /// stream whose memory it is in, even if the request was for another stream. Peaks are summed too, so a peak is an
-    /// upper bound. Counts of dropped pools are not included. Nor are earlier counts of a stream in a pool, if the
-    /// allocator has removed the state of that stream in that pool since then (see [`Entry`](super::Entry)).
+    /// upper bound. Counts of dropped pools are not included. If the allocator has removed the state of a stream in a
+    /// pool (see [`Entry`](super::Entry)), the counts of that state are not included either.
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -238,9 +238,9 @@ impl Allocator {
     }
 
     /// Returns the device's memory by owner. `total` and `free` are those that the allocator's source reports.
-    /// `reserved` and `active` are sums over all pools, also over pools with another source.
-    /// [`MemoryReport::foreign`] is the remainder. If the allocator's source allocates device memory, and that of a
-    /// pool pinned host memory, the pool's memory counts as reserved. `foreign` is then too low by it, but at least 0.
+    /// `reserved` and `active` are sums over all pools, also over pools with another source. [`MemoryReport::foreign`]
+    /// is the remainder, but at least 0. It is too low if a pool's source allocates pinned host memory and the
+    /// allocator's source allocates device memory: the pool's memory then counts as reserved too.
     ///
     /// The result may be inexact if this allocator reserves or releases memory between the query of the source and the
     /// reading of its own statistics.
@@ -269,12 +269,12 @@ impl Allocator {
     }
 
     /// Releases all idle segments. Returns the number of bytes released. A segment is idle if none of its blocks is
-    /// handed out or still used by other streams.
+    /// handed out or still used by other streams. Blocks the host until the work of the streams that used this memory
+    /// has ended.
     ///
-    /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of
-    /// frozen pools, memory that graphs use, memory of streams that are being captured, or memory that is held
-    /// ([`Hold`](super::Hold)). This call quarantines idle segments that are held: from then on they serve no requests.
-    /// When they are no longer held, [`reap`](Self::reap) or a later trim releases them.
+    /// Does not release memory of frozen pools, memory that graphs use, or memory of streams that are being captured.
+    /// Quarantines idle segments that are held ([`Hold`](super::Hold)): from then on they serve no requests. When they
+    /// are no longer held, [`reap`](Self::reap) or a later trim releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -317,14 +317,17 @@ impl Allocator {
         Ok(structure.own_released())
     }
 
-    /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. In a
-    /// re-mappable pool, that memory stays reserved, and the pool's other streams may use it. Blocks the host until the
-    /// work that may use the memory has ended. Call this method before the stream is destroyed. Returns the number of
-    /// bytes released.
+    /// Removes the state of a stream that will get no more work, and releases the memory that is cached for it. Returns
+    /// the number of bytes released. Call this method before the stream is destroyed. Blocks the host until the work
+    /// that may use the memory has ended. In a re-mappable pool, the memory stays reserved, and the pool's other
+    /// streams may use it.
     ///
-    /// Does not release memory of pools that are frozen or whose memory a graph uses, segments in which a block is
-    /// still handed out, or segments that are held ([`Hold`](super::Hold)). Releases nothing while the stream is being
-    /// captured. A later call, or the next trim, releases such memory when the reason is gone.
+    /// Releases nothing while the stream is being captured. This memory is not released either:
+    /// - memory of pools that are frozen or used by a graph
+    /// - segments in which a block is still handed out
+    /// - segments that are held ([`Hold`](super::Hold))
+    ///
+    /// A later call, or the next trim, releases such memory when the reason is gone.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -345,21 +348,24 @@ impl Allocator {
         self.engine.registry.faults()
     }
 
-    /// Returns the segment and the block that contain an address. Returns `None` if no segment of the allocator's pools
-    /// contains it, or if the segment awaits its release after the cache that owned it was dropped. Also returns `None`
-    /// while another thread adds, moves or removes the segment. Finds the segment in logarithmic time.
+    /// Returns the segment and the block that contain an address. Returns `None` in these cases:
+    /// - No segment of the allocator's pools contains the address.
+    /// - The cache of the segment was dropped, and the segment awaits its release.
+    /// - Another thread is adding, moving or removing the segment.
     ///
-    /// In a pool that is not re-mappable, this method then walks over the blocks of that segment, under the lock of the
-    /// cache that owns it. It searches all caches of the pool if the cache of the segment's stream does not own it.
+    /// Finds the segment in logarithmic time. In a pool that is not re-mappable, then walks over the blocks of the
+    /// segment, under the lock of the segment's cache. This is the cache of the segment's stream. If that cache does
+    /// not have the segment, searches all caches of the pool.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)
     }
 
-    /// Makes `graph` a user of the blocks that contain a part of the `bytes` bytes at `address`: the memory of these
-    /// blocks stays in place, and goes to no other block, while a clone of `graph` exists. Call it for memory that work
-    /// in a capture uses, before the blocks are dropped. Returns true if the allocator has handed out such a block. Then
-    /// the graph also keeps the allocator's source and [`StreamEvents`](super::StreamEvents); see [`GraphUse`].
+    /// Makes `graph` a user of the blocks that contain a part of the `bytes` bytes at `address`. While a clone of
+    /// `graph` exists, the memory of these blocks stays in place and goes to no other block. Call this method for
+    /// memory that captured work uses, before its blocks are dropped. Returns true if the allocator has handed out such
+    /// a block. In that case, the graph also keeps the allocator's source and [`StreamEvents`](super::StreamEvents)
+    /// (see [`GraphUse`]).
     ///
     /// For memory of a [graph pool](super::GraphPool) that has a capture or a [`GraphMemory`](super::GraphMemory), the
     /// segments stay in place, but the pool may reuse the blocks, as for its other graphs.

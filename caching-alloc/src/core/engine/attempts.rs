@@ -111,8 +111,8 @@ pub(super) enum Outcome {
     /// The effect was a release. Since the last attempt to allocate a segment, all threads together have released
     /// this many bytes.
     Freed(u64),
-    /// The effect counted this many operations: blocks that were handed out, blocks that were freed, pending blocks
-    /// that became free when their uses on other streams had ended, and changes of segments by other threads.
+    /// The effect was a count. This is the sum of the operations in all caches (see `Engine::operations`) and of the
+    /// changes of segments by other threads.
     Operations(u64),
 }
 

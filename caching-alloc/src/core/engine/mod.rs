@@ -127,8 +127,8 @@ impl Engine {
         self.pools().iter().flat_map(|pool| pool.caches()).collect()
     }
 
-    /// Returns the number of operations in all caches so far: blocks that were handed out, blocks that were freed, and
-    /// pending blocks that became free when their uses on other streams had ended.
+    /// Returns the number of operations in all caches so far. An operation hands out a block, frees one, or completes
+    /// the free of a pending block after its uses on other streams have ended.
     fn operations(&self) -> u64 {
         self.caches().iter().map(|cache| cache.state.lock().ring.operations()).sum()
     }

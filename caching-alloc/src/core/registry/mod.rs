@@ -304,8 +304,8 @@ impl Registry {
     }
 
     /// Notifies trackers that a segment is removed. Then releases it to its source, or quarantines it if a
-    /// [`Hold`](super::Hold) keeps it. The caller ensures that the segment has no blocks, that no work uses it any
-    /// more, and that no cache has it.
+    /// [`Hold`](super::Hold) keeps it. The segment must have no blocks and be in no cache, and its uses must have
+    /// ended.
     pub(super) fn remove_segment(&self, structure: &mut StructureLock<'_>, segment: Segment) {
         self.emit(structure, segment.pool(), segment.stream(), [Action::SegmentFree(segment.clone())]);
         if segment.try_release() {

@@ -211,8 +211,9 @@ impl StreamCache {
         }
     }
 
-    /// Marks the cache as one of a closed pool. If blocks of the cache are handed out, stores `keeper` until the last
-    /// of them is freed. The keeper refers to the cache and the pool, and so keeps both alive.
+    /// Marks the cache as one of a closed pool. `keeper` is a reference to the cache and the pool. If blocks of the
+    /// cache are handed out, stores `keeper` until the last of them is freed, so that cache and pool stay alive until
+    /// then.
     pub(super) fn close(&self, keeper: Arc<dyn Any + Send + Sync>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -246,8 +247,8 @@ impl StreamCache {
         Origin { device: self.registry.ordinal(), pool: self.pool.id, stream: self.stream }
     }
 
-    /// Returns the segment and the block that contain an address. Returns `None` if no segment of the cache does, and
-    /// always in a re-mappable pool, whose blocks are in the arena.
+    /// Returns the segment and the block that contain an address. Returns `None` if no segment of the cache contains
+    /// it. In a re-mappable pool, always returns `None`, because the blocks are in the arena.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let state = self.state.lock();
         let (segment, view) = state.fixed.find(address)?;
