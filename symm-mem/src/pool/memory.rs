@@ -48,9 +48,8 @@ pub(super) struct Pins {
     used: BTreeMap<u64, PinnedUses>,
     /// The numbers of the pins of declared captures in progress.
     declared: BTreeSet<u64>,
-    /// The pins that graphs own, by the driver's id of the graph's capture. Each entry has the pin's number, and the
-    /// value whose drop removes the pin.
-    graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
+    /// The owners of the pins of graphs, by the driver's id of the graph's capture.
+    graphs: BTreeMap<u64, Weak<GraphHold>>,
     /// The blocks that are pinned, or have more than one owner.
     blocks: BTreeMap<Placement, BlockUses>,
 }
@@ -85,7 +84,7 @@ impl Pins {
     /// Removes `pin`. Returns the blocks that the caller must free now, because they have no other pin and no owner.
     fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
-        self.graphs.retain(|_, (number, _)| *number != pin);
+        self.graphs.retain(|_, hold| hold.strong_count() > 0);
         let PinnedUses { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
         let mut freed = Vec::new();
         for block in blocks {
@@ -256,11 +255,11 @@ impl PoolMemory {
         let memory = self.me.upgrade()?;
         let mut arena = self.arena();
         let pins = arena.pins();
-        if let Some(hold) = pins.graphs.get(&capture).and_then(|(_, hold)| hold.upgrade()) {
+        if let Some(hold) = pins.graphs.get(&capture).and_then(Weak::upgrade) {
             return Some(hold);
         }
         let hold = Arc::new(GraphHold { memory, pin: pins.pin() });
-        pins.graphs.insert(capture, (hold.pin, Arc::downgrade(&hold)));
+        pins.graphs.insert(capture, Arc::downgrade(&hold));
         Some(hold)
     }
 
