@@ -147,8 +147,8 @@ impl World {
     /// rank's communicator of the old group. In that case, `epoch` selects how the new group differs from the old one:
     ///
     /// - True: the new group has the next epoch. Its commits are counted from 0 again.
-    /// - False: the new group has the same id and is the next [life](Life) of this id. It continues the count of the
-    ///   group's commits.
+    /// - False: the new group has the same id and is the next [life](Life) (creation) of this id. It continues the
+    ///   count of the group's commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let state = &mut self.ranks[rank as usize];
@@ -227,8 +227,8 @@ impl World {
 
     /// Checks the window of `rank` with this [serial](super::library), the window's number in the communicator. `own`
     /// is the window's memory on this rank. All members that have not left the communicator must have registered the
-    /// same segments in their windows with this serial. Through its window, `rank` must reach the memory of the next
-    /// member, if the library tells its address.
+    /// same segments in their windows with this serial. If the NCCL release has a function that returns the address of
+    /// a peer's memory in a window, `rank` must reach the memory of the next member at this address.
     fn check_window(&self, life: Life, rank: u32, serial: u64, own: Extent) -> Result<(), Violation> {
         let id = life.group;
         for other in self.scenario.groups[&id.uid].iter().filter(|it| !self.library.is_gone(life, **it)) {

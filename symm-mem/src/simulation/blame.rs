@@ -1,7 +1,7 @@
 //! Checks that a meeting (an agreement among ranks) ends with one of these results only if the trouble of the run, or
 //! another known cause, explains it:
 //!
-//! - A refusal: the meeting has changed nothing.
+//! - A refusal: the meeting has changed nothing, or a commit has left out segments.
 //! - A [poisoned](crate::Poison) group, whose members may have different windows.
 //! - Undone plain registrations (`ncclCommRegister`): a member could not register its segments, so the others undo
 //!   their registrations.
@@ -31,10 +31,10 @@ struct Circumstances<'a> {
     /// The ends of the meeting on the members that have got a result.
     told: &'a [&'a Ended],
     members: Vec<u32>,
-    /// The culprit is a member.
+    /// The culprit is a member of the meeting.
     inside: bool,
-    /// The trouble may concern the other members. True in two cases: the culprit is one of several members, or the
-    /// meeting is a retirement.
+    /// The trouble may concern members of the meeting other than the culprit. True in two cases: the culprit is one of
+    /// several members, or the meeting is a retirement, in which all ranks take part.
     affected: bool,
     /// In this run, the culprit did not learn the result of a retirement or of an agreement on a length. So it has not
     /// retired the segments, or has not allocated, although the other ranks may have done so.
@@ -87,10 +87,10 @@ impl World {
         self.judge_divergence(told, refusal).map_err(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if there is a reason why the ranks in `missing` are missing in a meeting:
+    /// Returns true if one of these reasons explains why the ranks in `missing` are missing in a meeting:
     /// - The trouble delays ranks, and makes no rank lose the store.
-    /// - All missing ranks [came late](Self::came_late). Under [`Trouble::CutOff`], the culprit need not have come
-    ///   late.
+    /// - All missing ranks [came late](Self::came_late). Under [`Trouble::CutOff`], the culprit may also be missing
+    ///   because it could not reach the store.
     /// - The trouble is [`Trouble::CutOff`], and `circle`, the circle of waits, contains the culprit.
     fn may_be_late(&self, told: &[&Ended], missing: &[u32], circle: &[Waiting]) -> bool {
         let trouble = self.scenario.trouble;
@@ -102,10 +102,10 @@ impl World {
         circle.iter().any(|it| is_cut_off(it.rank)) || self.came_late(told, &others)
     }
 
-    /// Returns true if every rank in `missing` came late or has no result of the meeting. A rank came late if it began
-    /// the meeting about one patience after the first rank, or later. Patience is the time that members wait for each
-    /// other. Ranks can be late even if the trouble delays none: if the store is slow, a rank with few groups may begin
-    /// a meeting so early that the other members come late.
+    /// Returns true if every rank in `missing` came late or has no result of the meeting. The time for which members
+    /// wait for each other is the *patience*. A rank came late if it began the meeting about one patience after the
+    /// first rank, or later. Ranks can be late even if the trouble delays none: if the store is slow, a rank with few
+    /// groups may begin a meeting so early that the other members come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
         // The other ranks need up to 8 messages to or from the store to see that a rank has come. Each takes up to

@@ -198,8 +198,9 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Checks that the committed segments are registered as the members have agreed. Returns
-    /// how many of them the rank then registers plainly: all if the library does not support windows, else 0.
+    /// Ends a commit on a rank. Checks that the segments that this commit has committed are registered as the members
+    /// have agreed. Returns how many of these segments the rank then registers plainly: all if the library does not
+    /// support windows, else 0.
     fn end_commit(
         &mut self,
         rank: u32,

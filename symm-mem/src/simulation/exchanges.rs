@@ -71,16 +71,16 @@ impl Drop for Allocation {
 #[derive(Debug)]
 pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Imported);
 
-/// A plan on one rank. Usually all members have agreed on it. A plan whose exchange has failed on this rank is also
-/// kept, under a lease, because the other members may have agreed on it.
+/// A plan on one rank. Usually all members have agreed on it. If the rank does not know the result of the plan's
+/// exchange, the other members may have agreed on the plan. So the rank then keeps the plan too, under a lease.
 pub(super) struct ExchangePlan {
     /// The key of the plan's exchange. All store keys of the exchange begin with it.
     pub(super) key: String,
     pub(super) generation: u64,
     pub(super) slots: Range<usize>,
     pub(super) peers: Vec<u32>,
-    /// The peer's end of each transfer of this rank: the peer's slot and, if this rank is the copier, the peer's
-    /// memory. Empty if the exchange has failed on this rank.
+    /// The peer's end of each transfer of this rank: the peer's slot and, if this rank is the
+    /// [copier](DrawnTransfer::copier), the peer's memory. Empty if this rank does not know the result of the exchange.
     pub(super) routes: Vec<Route>,
     /// The peers' memory that the transfers access.
     pub(super) imports: Open<Import>,
@@ -115,8 +115,8 @@ pub(super) struct Exchanges {
     pub(super) handles: Handles<Import>,
     /// The slots that the rank lends to its peers.
     pub(super) slots: Slots,
-    /// The plans that this rank has closed, or whose exchange has failed on it, while peers may still access the memory
-    /// and slots that it lends for them.
+    /// The plans whose memory and slots peers may still access, although this rank has closed the plan or does not know
+    /// the result of the plan's exchange.
     pub(super) leases: Vec<(ExchangePlan, Lease)>,
     /// The plans whose leases have expired before all peers had closed the plan.
     pub(super) quarantine: Vec<ExchangePlan>,

@@ -256,8 +256,9 @@ impl Library {
         ended
     }
 
-    /// Deregisters windows that a rank has just registered. The simulation calls this function if the trouble makes the
-    /// rank report that windows are unsupported, although gpu-sim's NCCL supports and has registered them.
+    /// Deregisters windows that a rank has just registered. The simulation calls this function if the
+    /// [trouble](super::trouble) of the run makes the rank report that windows are unsupported, although gpu-sim's NCCL
+    /// supports and has registered them.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         serials.iter().try_for_each(|serial| {
@@ -289,7 +290,7 @@ impl Library {
     }
 
     /// Registers memory of a rank by `ncclCommRegister`. This call is local and does not wait for other ranks. Does
-    /// nothing if the rank has left the communicator. If the library's call fails, the inner result describes its
+    /// nothing if the rank has left the communicator. If `ncclCommRegister` fails, the inner result describes its
     /// error.
     ///
     /// # Errors

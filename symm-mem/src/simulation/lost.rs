@@ -114,7 +114,8 @@ impl World {
 
     /// Checks the error that a rank reports after its meeting has ended with `said`, a failure of the store. `groups`
     /// are the groups whose logs of committed segments the meeting uses. The error must say whether the failure poisons
-    /// them. If one of them is poisoned because a rank has lost the store, the poison must name this rank.
+    /// them. If one of them is poisoned because a member has lost the store, the poison must name `rank` as this
+    /// member.
     pub(super) fn judge_error(
         &self,
         rank: u32,

@@ -177,9 +177,9 @@ impl Network {
         link.map_or_else(Vec::new, |link| link.client.step(client::Input::Tick, now))
     }
 
-    /// Ends the call or the greeting of a connection with this outcome. The connection becomes idle, unless the failure
-    /// makes it unusable. Returns the request that uses the connection, with the outcome. Returns `None` if no request
-    /// uses the connection, or if the connection has ended.
+    /// Ends the call or the greeting of a connection with this outcome. The connection becomes idle, unless the outcome
+    /// is a failure other than a timeout. Returns the request that used the connection, with the outcome. Returns
+    /// `None` if no request used the connection, or if the connection has ended.
     pub(super) fn finish(
         &mut self,
         id: ClientId,

@@ -14,7 +14,8 @@
 //! - Under [`OtherDomain`](Trouble::OtherDomain), the ranks have different lists of the members of the domain. If a
 //!   rank then gets a result other than a refusal from a retirement or an agreement on a length, every rank in its list
 //!   gets the same result.
-//! - Each refusal has one of these causes:
+//! - A *refusal* is the reason why a meeting has changed nothing, or why a commit has left out segments. Each refusal
+//!   has one of these causes:
 //!   - The trouble, directly.
 //!   - The trouble, through an earlier meeting: in a group without the culprit, a member is late because it waited for
 //!     the culprit before.

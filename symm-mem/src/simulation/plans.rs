@@ -1,6 +1,7 @@
 //! One-sided exchanges: agreements on plans, simulated transfers, and the closing of plans. The terms *plan*, *lend*,
 //! *slot*, *close*, *lease* and *quarantine* are defined in [`exchanges`](super::exchanges). The *copier* and the
-//! *lender* are the two ranks of a transfer, see [`DrawnTransfer`].
+//! *lender* are the two ranks of a transfer, see [`DrawnTransfer`]. The *culprit* is the rank that the run's
+//! [`Trouble`] concerns.
 
 use std::{
     collections::BTreeSet,
@@ -371,9 +372,9 @@ impl World {
         Ok(())
     }
 
-    /// Keeps the plan's memory and slots, which peers may access, in a lease until all peers have closed the plan. If
-    /// the lease expires first, [`collect`](Self::collect) moves the plan to quarantine, where it stays until the end
-    /// of the run.
+    /// Keeps the plan's memory and slots, which peers may access, under a lease until all peers have closed the plan.
+    /// If the lease expires first, [`collect`](Self::collect) moves the plan to quarantine, where it stays until the
+    /// end of the run.
     fn lend(&mut self, rank: u32, group: u64, plan: ExchangePlan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));

@@ -237,8 +237,8 @@ impl<'a> Writer<'a> {
     }
 
     /// In some phases, writes for one group a commit of the first pool and one of the second pool, in this order. If
-    /// `bad` is true and the trouble is [`Trouble::CrossesPools`], writes them in any case, for a group of the culprit,
-    /// and the culprit has the opposite order.
+    /// `bad` is true and the trouble is [`Trouble::CrossesPools`], always writes them, for a group of the culprit, and
+    /// the culprit has the opposite order. Writes nothing if no such group exists yet.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };

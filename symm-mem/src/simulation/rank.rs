@@ -56,9 +56,9 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// The number of the next commit of the rank's [first pool](Rank::pool) for the group. A commit that the rank skips
-    /// by [`Action::Skip`] has a number too. If the rank creates the group again, the numbers go on in the same epoch,
-    /// and begin at 0 in a new epoch.
+    /// The number of the next commit of the rank's [first pool](Rank::pool) for the group. A commit that the rank
+    /// skips, by [`Action::Skip`] or because nothing is new, has a number too. If the rank creates the group again, the
+    /// numbers go on in the same epoch, and begin at 0 in a new epoch.
     pub(super) commits: u64,
     /// Like `commits`, but counts the commits of the rank's [second pool](Rank::second).
     pub(super) second_commits: u64,

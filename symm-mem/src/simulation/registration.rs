@@ -26,10 +26,11 @@ use crate::{
 };
 
 impl World {
-    /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal (its number in
-    /// the pool) is in `joined` shares the window of the segment before it. `token` identifies the request, see
-    /// [`Rank::token`](super::rank::Rank::token). If the run's [`Trouble`] concerns this rank, it may delay the call
-    /// into the library or make it fail.
+    /// Registers windows in a [commit](crate::SymmetricPool::commit) of a rank. Each commit has a list of *new*
+    /// segments: those of the pool that were not committed for the group before. This function registers the first
+    /// `count` of them. A segment whose ordinal (its number in the pool) is in `joined` shares the window of the
+    /// segment before it. `token` identifies the request, see [`Rank::token`](super::rank::Rank::token). If the run's
+    /// [`Trouble`] concerns this rank, it may delay the call into the library or make this call fail.
     pub(super) fn register(
         &mut self,
         rank: u32,
@@ -71,7 +72,8 @@ impl World {
         Ok(())
     }
 
-    /// Begins a rank's window registration in the library. If `fails` is true, makes the library's call fail at once.
+    /// Begins a rank's window registration in the library. If `fails` is true, `ncclCommWindowRegister` fails at once.
+    /// Exception: if not all members have joined the communicator, this NCCL function is not called.
     pub(super) fn enter(
         &mut self,
         rank: u32,
@@ -180,8 +182,9 @@ impl World {
     }
 
     /// Registers segments by `ncclCommRegister`, all or none: if one fails, undoes those before it. Then begins the
-    /// agreement on whether all members keep these registrations. This agreement takes its number, epoch and time limit
-    /// from `commit`, the commit that left the segments without windows.
+    /// agreement on whether all members keep these registrations. `commit` is the commit that left the segments without
+    /// windows. The agreement has the same time limit as this commit, which counts from the begin of the commit. It
+    /// also has the same [epoch](Meeting::epoch) and [number](Meeting::round), but another kind.
     pub(super) fn register_plainly(
         &mut self,
         rank: u32,

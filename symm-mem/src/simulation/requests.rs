@@ -72,7 +72,7 @@ pub(super) struct Asked {
 
 /// The result of [`Asked::progress`].
 pub(super) enum Progress {
-    /// The code needs the reply to this call.
+    /// The production code needs the reply to this call.
     Call(Call),
     Done(Answer),
 }

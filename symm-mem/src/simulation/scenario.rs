@@ -56,13 +56,13 @@ pub(super) enum Action {
         verify: bool,
     },
     /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
-    /// same numbers as on the other members. In production, a rank can skip a commit in this way if its requests of the
-    /// pool differ from those of the other members.
+    /// same numbers as on the other members. In production, a rank skips a commit without `verify` in this way
+    /// if its own pool has nothing new, even if the pools of the other members have new segments.
     Skip {
         group: u64,
     },
-    /// Commits the first pool for several groups, in the order of the groups' uids, as the function `commit_all` does.
-    /// For the other fields, see [`Commit`](Self::Commit).
+    /// Commits the first pool for several groups, in the order of the groups' uids, as
+    /// [`commit_all`](crate::commit_all) does. For the other fields, see [`Commit`](Self::Commit).
     CommitAll {
         groups: Vec<u64>,
         last: bool,

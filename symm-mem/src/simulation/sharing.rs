@@ -55,7 +55,7 @@ impl World {
     /// Opens memory of the other members for `device`, by [`sharing::open_exports`]. `own` is the index of the rank in
     /// `parties`. `wanted` gets the indices of another party and of this rank, and returns the indices of the exports
     /// of that party that this rank opens. If the memory cannot be opened, the outcome is the inner error. Under
-    /// [`Trouble::CannotMap`], the culprit's driver fails to map the memory.
+    /// [`Trouble::CannotMap`], the driver of the culprit (the rank that the trouble concerns) fails to map the memory.
     pub(super) fn open_exports(
         &self,
         rank: u32,

@@ -1,5 +1,5 @@
-//! The trouble of a run: a fault, or a difference between ranks. A trouble that concerns one phase occurs in a phase
-//! that the seed selects. A *phase* is a part of the ranks' programs. Most troubles concern one rank, the *culprit*.
+//! The trouble of a run: a fault, or a difference between ranks. Most troubles concern one rank, the *culprit*. A
+//! *phase* is a part of the ranks' programs. A trouble that concerns one phase occurs in a phase that the seed selects.
 //! Further terms, such as *domain*, *meeting* and *rendezvous*, are defined in [`super`].
 
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::agreement::{ACTION_FLOOR, OUTCOME_FLOOR};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
-    /// In one phase, the culprit makes one more allocation than the other ranks, of 64 MiB, which is large enough to
-    /// need a new segment.
+    /// In one phase, the culprit makes one more allocation than the other ranks, of 64 MiB. It is so large that the
+    /// pool needs a new segment (device memory) for it.
     ExtraSegment,
     /// In one phase, the culprit makes one more allocation than the other ranks, of 7 bytes.
     ExtraBlock,
@@ -26,8 +26,8 @@ pub(super) enum Trouble {
     Capturing,
     /// Like [`Capturing`](Self::Capturing), but the culprit has not declared the capture to the pool.
     CapturingUndeclared,
-    /// Before the agreement on a commit, each member checks its own state. In the second commit of the first pool for
-    /// each group of the culprit, the culprit's check finds an error. So this commit is refused.
+    /// Before the agreement on a commit, each member checks its own state. In the culprit's second commit of its [first
+    /// pool](super::rank::Rank::pool) for each of its groups, this check finds an error. So the commit is refused.
     PrepareFails,
     /// In one phase, all ranks commit their groups one by one in the same order, except the culprit, which has the
     /// opposite order.
@@ -45,8 +45,8 @@ pub(super) enum Trouble {
     /// One window registration of the culprit begins late. The first field is its number, counted as for
     /// [`RegistrationFails`](Self::RegistrationFails). The second field is the delay in ms.
     RegistrationSlow(u32, u64),
-    /// Every registration of windows reports that the library has none, although its release has them. So the ranks
-    /// learn this only from their registrations.
+    /// Every registration of windows reports that the library (NCCL) has none, although its release has them. So the
+    /// ranks learn only from their registrations that there are no windows.
     WithoutWindows,
     /// Like [`WithoutWindows`](Self::WithoutWindows), but only on the culprit.
     SomeWithoutWindows,
@@ -55,7 +55,7 @@ pub(super) enum Trouble {
     PlainFails(u32),
     /// The library has no windows, and the culprit's environment forbids plain registration.
     RegistersNothing,
-    /// The culprit has another release of the library (NCCL).
+    /// The culprit has another release of the library.
     OtherRelease,
     /// The culprit's environment forbids windows (`NCCL_WIN_ENABLE` is 0).
     OtherEnvironment,
@@ -76,7 +76,8 @@ pub(super) enum Trouble {
     RetiresOther,
     /// In each retirement, the culprit's wait for its device to become idle fails in the driver.
     NeverAtRest,
-    /// In each retirement, the culprit's device has work that does not end within the time limit.
+    /// In each retirement, the culprit's device has work that lasts longer than the time limit of the wait for an idle
+    /// device.
     RestsLate,
     /// In each retirement, the culprit cannot deregister the segments.
     DeregistrationFails,
@@ -129,10 +130,10 @@ pub(super) const FOREVER: u64 = 1 << 40;
 pub(super) enum CutOffAt {
     /// When the culprit makes the [step](super) with this number.
     Step(u64),
-    /// When the culprit begins the [action](super) with this number, counted from 1 over all its meetings. An action is
-    /// to register or deregister windows, to wait for an idle device, or to open or map peers' memory. The search for
-    /// a difference between pools does not count. So the culprit may lose the store after a decision and before it
-    /// posts the outcome of its action.
+    /// When the culprit begins the [action](super) with this number, counted from 1 over all its meetings. So the
+    /// culprit may lose the store after a decision and before it posts the outcome of its action. An action is to
+    /// register or deregister windows, to wait for an idle device, or to open or map peers' memory. The search for a
+    /// difference between pools does not count.
     Action(u64),
     /// Like [`Action`](Self::Action), but only the actions of retirements are counted. There are few of them in a run.
     RetirementAction(u64),

@@ -2,7 +2,7 @@
 //! *meeting*, *domain*, *trouble* and *culprit* are defined in [`super`].
 //!
 //! In a *circle of waits*, each rank waits in a meeting for another rank of the circle, which waits in a different
-//! meeting. So none of the waits can end by itself.
+//! meeting. So none of these waits can succeed.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
-//! The state machines of *meetings*. A meeting is one agreement among ranks, for example on a commit. [`Work`] is the
-//! state machine of a rank's current meeting, with a variant for each kind of meeting. All kinds get an [`Answer`] and
-//! return a [`Want`], their next request. The terms *record*, *action*, *outcome* and *verdict* are defined in
-//! [`super`].
+//! The state machines of *meetings*. A meeting is one agreement among ranks, for example on a
+//! [commit](crate::SymmetricPool::commit). [`Work`] is the state machine of a rank's current meeting, with a variant
+//! for each kind of meeting. All kinds get an [`Answer`] and return a [`Want`], their next request. The terms *record*,
+//! *action*, *outcome* and *verdict* are defined in [`super`].
 
 use std::{
     sync::{Arc, Mutex},
@@ -172,10 +172,10 @@ pub(super) enum Want {
     /// search finds the first operation that differs. The [`CommitPlan`] asks for some hashes of this rank's log, or
     /// for one operation in it.
     Search(CommitPlan),
-    /// Registers the first new segments of a commit, `segments` in number, as windows. A segment whose ordinal is in
-    /// `joined` shares the window of the segment before it. If the registration has not ended by `until` on the rank's
-    /// own clock, its outcome is `Blocked`. It may fail earlier, once the value at `verdict_key` in the store says that
-    /// the commit has failed or has [poisoned](super) the group.
+    /// Registers windows for the first `segments` of the commit's new segments, those that were not committed before. A
+    /// segment whose ordinal is in `joined` shares the window of the segment before it. If the registration has not
+    /// ended by `until` on the rank's own clock, its outcome is `Blocked`. It may fail earlier, once the value at
+    /// `verdict_key` in the store says that the commit has failed or has [poisoned](super) the group.
     Register {
         segments: usize,
         joined: Vec<u32>,

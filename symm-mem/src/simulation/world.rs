@@ -59,7 +59,8 @@ pub(super) enum Event {
     /// each other's memory. The second field is the token of the rank's request.
     Share(u32, u64, Vec<RendezvousRecord>),
     /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
-    /// rank, the token of the request, the [`Life`] (one creation) of the group, and the windows' memory.
+    /// rank, the token of the request, the group, and the windows' memory. A group can be created again with the same
+    /// id, so a [`Life`] says which creation of the group is meant.
     Enter(u32, u64, Life, Vec<Extent>),
     /// The rank checks which peers have closed the plans of [exchanges](super::exchanges) for which it still lends
     /// memory, see [`World::collect`].
@@ -77,7 +78,8 @@ pub(super) struct World {
     /// The devices of all ranks. `None` after the end of the run.
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
-    /// The work that keeps the culprit's device busy under [`Trouble::RestsLate`], during a retirement.
+    /// The work that keeps a device busy during a [retirement](super) under [`Trouble::RestsLate`]. It is the device of
+    /// the culprit, the rank that the trouble concerns.
     pub(super) device_work: Option<device::DeviceWork>,
     /// The time in which some ranks cannot reach the store, on the simulation's clock in µs. See
     /// [`World::loses_store`]. `None` before this time.
@@ -134,7 +136,8 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-/// More events than any run that ends has.
+/// The greatest number of events in a run. A run that ends by itself has fewer, so a run with more events is reported
+/// as one that does not end.
 const ENDLESS: u64 = 1_000_000;
 
 impl World {
