@@ -1,5 +1,5 @@
 //! The agreement on one [commit](crate::SymmetricPool::commit) of a pool for a group: all members register the pool's
-//! new segments as NCCL windows, or none does.
+//! [new segments](CommitRecord::segments) as NCCL windows, or none does.
 //!
 //! Every member posts its [record](CommitRecord) in the store of the job. The decision on the records can assign an
 //! action, which is work that every member executes. Each member then posts an outcome, and a verdict on the outcomes
@@ -10,7 +10,7 @@
 //! | records | every member posts its record; [`decide`] computes the decision |
 //! | search | only if the allocation logs differ: the members search for the first operation that differs ([`super::search`]). Each step of the search is an action. All steps together have the time limits of one action |
 //! | registration | only if the segments become windows: every member registers them and posts its outcome; [`judge_registrations`] computes the verdict |
-//! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). The opening shares the time limits of the action before it, usually the registration, if there is one |
+//! | opening | only if every member can open the memory of the others: every member opens it and posts its outcome ([`super::opening`]). If another action came before the opening, usually the registration, the opening shares its time limits |
 //!
 //! A member waits for the records of the others for 3/8 of its own deadline. If records are then still missing, the
 //! commit is refused. This does not [poison](super::Poison) the group: its members cannot have different windows. After
@@ -93,7 +93,7 @@ impl Protocol for CommitProtocol {
     }
 
     /// Returns true for an action that uses the time limits of the action before it. For the first action of an
-    /// agreement, the result has no effect: it has limits of its own. The kinds of actions that share limits:
+    /// agreement, the result has no effect: that action has limits of its own. The kinds of actions that share limits:
     /// - The steps of a search share the limits of its first step: the steps are short, and there may be many.
     /// - The opening shares the limits of the registration or, if no windows are to be registered, of the search. If no
     ///   time is left for the opening, the segments are committed without it.

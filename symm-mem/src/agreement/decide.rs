@@ -39,7 +39,8 @@ fn poison(poison: Poison) -> CommitDecision {
 /// 2. All ranks have equal [domains](CommitRecord::domain), [policies](Policy) and [capabilities](Capabilities).
 /// 3. All ranks have equal [logs](super::GroupLog::committed) of the group's committed and retired segments.
 /// 4. Every rank is [ready](Readiness). Exception: with [`Policy::Prefix`], the failed check of a segment after the
-///    first difference between the ranks' new segments is ignored, because the commit leaves out this segment.
+///    first difference between the ranks' [new segments](CommitRecord::segments) is ignored, because the commit leaves
+///    out this segment.
 /// 5. In each process group on the ranks' devices, not only in the group that commits, the counts of enqueued work
 ///    match: the ranks in the group have enqueued equal numbers of collectives, and each rank has enqueued as many
 ///    sends to a peer as the peer has enqueued receives from this rank. Pairs of ranks with messages in captured graphs
@@ -159,9 +160,9 @@ pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + 
         .or_else(|| Some(Refusal::CommitInsideGroup { ranks: ranks_that(Readiness::GroupOpen)? }))
 }
 
-/// For each group, compares the counts of the ranks that have an entry for the group. Returns a refusal if these ranks
-/// have enqueued different numbers of collectives, or if one of them has enqueued more or fewer sends to a peer than
-/// the peer has enqueued receives from it. `ranks` must be in ascending order.
+/// For each group, compares the [numbers of enqueued calls](Enqueued) of the ranks that have an entry for the group.
+/// Returns a refusal if these ranks have enqueued different numbers of collectives, or if one of them has enqueued more
+/// or fewer sends to a peer than the peer has enqueued receives from it. `ranks` must be in ascending order.
 pub(super) fn unmatched_work<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -215,9 +216,9 @@ fn common_segments(records: &[RankedRecord<'_>]) -> usize {
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
-/// Returns the ordinals of the segments that all ranks mark as [`Segment::FOLLOWS`], among the first `common` new
-/// segments. Each of them shares a window with the new segment before it. The first new segment is never among them,
-/// because this commit does not register the segment before it.
+/// Returns the [ordinals](Segment::ordinal) of the segments that all ranks mark as [`Segment::FOLLOWS`], among the
+/// first `common` new segments. Each of them shares a window with the new segment before it. The first new segment is
+/// never among them, because this commit does not register the segment before it.
 fn joined(records: &[RankedRecord<'_>], common: usize) -> Vec<u32> {
     let Some((_, first)) = records.first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|(_, it)| it.segments.get(at).is_some_and(Segment::follows));

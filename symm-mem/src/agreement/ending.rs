@@ -82,7 +82,7 @@ impl<R: From<Failure>> Ending<R> {
 impl Ending {
     /// Returns true if all members get this ending:
     /// - For a refusal or a poison: true, unless the reason is that members did not arrive in time or were lost. For
-    ///   such a reason, some members may report the end of their group in place of this ending.
+    ///   such a reason, some members may report the error that ended their group in place of this ending.
     /// - For all other endings: false.
     ///
     /// In two cases the result is true although it is possible that only this member has the ending: this member could

@@ -21,7 +21,7 @@ use super::{
 
 /// Marks a [retired](crate::SymmetricPool::retire) segment in the hash of the [committed log](GroupLog::committed).
 /// Each entry of the log adds a few words to the hash. The first word is this value for a retired segment, and the
-/// ordinal for a committed segment. An ordinal never has this value.
+/// ordinal (the number in the pool) for a committed segment. An ordinal never has this value.
 const TOMBSTONE: u64 = u64::MAX;
 
 /// The state of a group for one pool on this rank: the group's [committed log](Self::committed), the number of the next
@@ -208,8 +208,8 @@ impl GroupLog {
     }
 
     /// Applies the result of the last commit to this state: a success adds the committed segments to the log, and
-    /// [`Ending::Poisoned`] sets the poison. Other errors change neither. `segments` are the new segments that
-    /// [`begin`](Self::begin) returned.
+    /// [`Ending::Poisoned`] sets the poison. All other errors change neither the log nor the poison. `segments` are the
+    /// new segments that [`begin`](Self::begin) returned.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
         let round = self.rounds.last();
         match result {

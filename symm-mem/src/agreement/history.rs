@@ -11,8 +11,8 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The state of an allocation log, or of a group's [log](super::GroupLog::committed) of committed and retired segments:
-/// the number of entries, and the hash over them.
+/// The state of an allocation log, or of a group's [log](super::GroupLog::committed) of committed and retired
+/// [segments](super::Segment): the number of entries, and the hash over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct LogPoint {
     /// The number of entries.
@@ -76,7 +76,7 @@ wire_struct!(Operation { kind, bytes, place, tag, call_site });
 /// The place of a block in its pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockPlace {
-    /// The ordinal of the block's segment.
+    /// The [ordinal](super::Segment::ordinal) of the block's segment.
     pub ordinal: u32,
     /// The block's offset in the segment, in bytes.
     pub offset: u64,
@@ -166,12 +166,11 @@ pub enum Divergence {
     /// No operation can be named as the first that differs, for one of these reasons:
     /// - The operation is too old. A log keeps only its latest operations, each with the hash after it, and a few older
     ///   hashes.
-    /// - During the search, new operations pushed a hash that the search needed out of a log.
+    /// - During the search, a log discarded a hash that the search needed, because of new operations.
     /// - The difference is not in an operation: the pools have different [geometries](crate::Geometry).
     Forgotten {
-        /// The first operation that differs has a smaller number than this.
-        /// - 0: there is no such operation. The hashes differ even at length 0, because the pools have different
-        ///   geometries.
+        /// An upper bound: if an operation differs, the first one that differs has a smaller number than this.
+        /// - 0: the hashes differ even at length 0, because the pools have different geometries.
         /// - Greater than 0: it is possible that no operation differs, but only the geometries of the pools. The search
         ///   compares the hashes at length 0 only if it starts there.
         before: u64,

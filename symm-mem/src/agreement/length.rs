@@ -26,7 +26,7 @@ impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its [patience](Member::patience) ends. Members remove the stored keys after a later agreement on a length of the
+    /// its [patience](Member::patience) ends. Members remove the stored keys after a later agreement on a length in the
     /// same pool has succeeded.
     const KEEPS_RESULT: bool = true;
 

@@ -44,7 +44,8 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the id of the agreement that `place` names if it is a meeting, otherwise `None`.
+    /// Returns the id of the meeting at `place`, the agreement in which a rank waits. Returns `None` if that agreement
+    /// is not a meeting.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)

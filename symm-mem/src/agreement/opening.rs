@@ -1,7 +1,8 @@
-//! The last part of a [commit](crate::SymmetricPool::commit): every member opens (maps) the new segments of the others,
-//! and also their signal pads if it has not opened them in an earlier commit. A signal pad is memory by which the other
-//! members signal to a rank. If one member cannot open all of this memory, no member keeps the memory of this commit
-//! open. The commit succeeds nevertheless, and its result contains the reason ([`Unmapped`]).
+//! The last part of a [commit](crate::SymmetricPool::commit): every member opens (maps) the [new
+//! segments](CommitRecord::segments) of the others, and also their signal pads if it has not opened them in an earlier
+//! commit. A signal pad is memory by which the other members signal to a rank. If one member cannot open all of this
+//! memory, no member keeps the memory of this commit open. The commit succeeds nevertheless, and its result contains
+//! the reason ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 
@@ -13,8 +14,9 @@ use super::{
 use crate::sharing;
 
 /// Returns [`PeerMappings::Offered`] if every member can open the memory of every other member: the first `segments`
-/// new segments, and the signal pad if one is offered. Otherwise returns [`PeerMappings::Unmapped`] with the reason.
-/// `records` are the members' messages at the start of the commit, and must be sorted by rank.
+/// new segments, and the signal pad if one is offered. Otherwise, or if `segments` is 0, returns
+/// [`PeerMappings::Unmapped`] with the reason. `records` are the members' messages at the start of the commit, and must
+/// be sorted by rank.
 pub(super) fn decide(records: &[(u32, &CommitRecord)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },

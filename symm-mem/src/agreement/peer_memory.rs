@@ -12,8 +12,8 @@ pub enum PeerOffer {
         /// The reason.
         cause: String,
     },
-    /// The rank offers its new segments. In addition, it offers its [signal pad](OfferedMemory::pad), until the members
-    /// have opened each other's pads.
+    /// The rank offers its [new segments](super::CommitRecord::segments). In addition, it offers its [signal
+    /// pad](OfferedMemory::pad), until the members have opened each other's pads.
     Offered {
         /// The memory.
         memory: OfferedMemory,
@@ -88,8 +88,8 @@ pub enum Unmapped {
     /// - Some ranks offered a signal pad, and others did not.
     #[error("rank {rank} shares too little memory: {cause}")]
     NotOffered {
-        /// The rank that offered too little. If the signal pads are the reason: the lowest rank that differs in this
-        /// from the member with the lowest rank.
+        /// The rank that offered too little. If only some ranks offered a signal pad: the lowest rank with a pad or the
+        /// lowest rank without one, whichever is greater.
         rank: u32,
         /// The reason.
         cause: String,

@@ -187,11 +187,11 @@ pub enum RegistrationOutcome {
         /// The reason.
         reason: String,
     },
-    /// A call failed, or only some of the requested windows were registered.
+    /// The registration failed, or only some of the requested windows were registered.
     Failed {
         /// The segment whose registration failed, if known.
         ordinal: Option<u32>,
-        /// The error of the library, or another description of the problem.
+        /// A description of the failure.
         cause: String,
     },
     /// The registration did not return in time.

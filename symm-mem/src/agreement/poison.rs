@@ -110,7 +110,7 @@ pub enum Poison {
     RetirementFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// The error of the library, or the error that ended the group.
+        /// The error of the deregistration, or the error that ended the group.
         cause: String,
     },
 }

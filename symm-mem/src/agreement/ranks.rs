@@ -13,7 +13,7 @@ pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -
 }
 
 /// A list of ranks in any order. Lists in different orders are unequal. The binary form consists of runs of consecutive
-/// ranks. So the list of all ranks of a job takes only a few bytes in a record.
+/// ranks. So the list of all ranks of a job takes only a few bytes in a message.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankList(pub Vec<u32>);
 

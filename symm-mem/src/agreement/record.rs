@@ -46,7 +46,7 @@ impl fmt::Display for PoolId {
 /// The treatment of differences between the ranks' pools in a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// If the new segments or the allocation logs differ, nothing is registered.
+    /// If the [new segments](CommitRecord::segments) or the allocation logs differ, nothing is registered.
     #[default]
     Strict,
     /// The segments before the first difference are registered. No member registers the remaining segments, and
@@ -73,8 +73,8 @@ pub struct Segment {
 wire_struct!(Segment { ordinal, bytes, flags, log });
 
 impl Segment {
-    /// Flag: on this rank, the segment's addresses directly follow those of the previous segment, and both can share a
-    /// window ([`CommitOptions::joined`](crate::CommitOptions::joined) is true, and the library supports it). If all
+    /// Flag: on this rank, the segment's addresses directly follow those of the previous segment, and both can share an
+    /// NCCL window ([`CommitOptions::joined`](crate::CommitOptions::joined) is true, and NCCL supports it). If all
     /// ranks set the flag, and one commit registers both segments, they become one window. The flag has no other
     /// effect.
     pub const FOLLOWS: u32 = 1;
@@ -107,7 +107,7 @@ pub enum Readiness {
         /// A description of the failure.
         cause: String,
     },
-    /// The group was [poisoned](Poison) earlier, for this reason.
+    /// Only in a commit: the group was [poisoned](Poison) earlier, for this reason.
     Poisoned(Poison),
 }
 wire_enum!(Readiness {

@@ -48,7 +48,7 @@ pub enum Refusal {
         describe_divergence(divergence.as_deref())
     )]
     SegmentCountMismatch {
-        /// The first ordinal whose segment is missing on some ranks.
+        /// The first [ordinal](super::Segment::ordinal) whose segment is missing on some ranks.
         ordinal: u32,
         /// The number of new segments, from the first, that are equal on all ranks.
         common: u32,
@@ -176,7 +176,8 @@ pub enum Refusal {
         ranks: Vec<u32>,
     },
     /// Ranks have enqueued different numbers of collectives. This could deadlock: a running collective may wait for a
-    /// peer that enqueues its part only after the commit, while the registration waits until the collective has ended.
+    /// peer that enqueues its part only after the commit or the retirement, which in turn waits until the collective
+    /// has ended.
     #[error(
         "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit",
         collectives.describe(u64::to_string)
@@ -188,8 +189,8 @@ pub enum Refusal {
         collectives: ValuesByRank<u64>,
     },
     /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives from that rank. This could
-    /// deadlock: a running send or receive may wait for its counterpart, which the peer enqueues only after the commit,
-    /// while the registration waits until the running send or receive has ended.
+    /// deadlock: a running send or receive may wait for its counterpart, which the peer enqueues only after the commit
+    /// or the retirement, which in turn waits until the running send or receive has ended.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]

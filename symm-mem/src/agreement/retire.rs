@@ -11,9 +11,10 @@
 //! | quiet | every rank waits until its device is idle. Nothing has changed yet, so a failure refuses the retirement on all ranks |
 //! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
-//! All ranks deregister in one order: groups by ascending id, and within a group by ascending ordinal of the segments.
-//! The reason is that deregistration is a local operation in every release of NCCL, and frees symmetric addresses. The
-//! free addresses determine the placement of later windows, which must be equal on all ranks.
+//! All ranks deregister in one order: groups by ascending id, and within a group by ascending
+//! [ordinal](super::Segment::ordinal) of the segments. The reason is that deregistration frees symmetric addresses, and
+//! the free addresses determine the placement of later windows, which must be equal on all ranks. NCCL does not ensure
+//! one order, because deregistration is a local operation in every release of NCCL.
 //!
 //! Last, each rank frees the memory of its retired segments, after all ranks have posted that their windows are gone.
 //! Exception: if a group of the pool is [poisoned](Poison), some windows may remain. The rank then frees the memory
@@ -287,7 +288,7 @@ impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
     /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
     /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
-    /// its [patience](Member::patience) ends. Members remove the stored keys after a later retirement of the same pool
+    /// its [patience](Member::patience) ends. Members remove the stored keys after a later retirement in the same pool
     /// has succeeded.
     const KEEPS_RESULT: bool = true;
 

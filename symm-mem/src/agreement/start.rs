@@ -55,7 +55,8 @@ pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
 
-/// Returns the store keys that count how often the missing ranks have created the domain. See [`Protocol::evidence`].
+/// Returns the store keys that count how often the missing ranks have created the pool's [domain](crate::Domain). See
+/// [`Protocol::evidence`].
 pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     let domain = MeetingId::named(name).map(|meeting| meeting.domain);
     domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
@@ -87,8 +88,8 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
 }
 
 /// Converts a failure of the agreement in which `member` takes part to an [`Ending`]. Call this only if the members
-/// have not decided on a plan to register, open or deregister memory. After such a decision, a failure poisons the
-/// groups instead.
+/// have not decided on a plan to register, open or deregister memory. After such a decision, a failure
+/// [poisons](super::Poison) the groups instead.
 pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
     match failure {
         // Two processes run as this rank. The other members may have acted on the record of the other process.

@@ -18,8 +18,8 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes the ranks that are missing in an agreement: for each, the other agreements (in error texts: meetings) in
-/// which it waits, or `in no meeting` if it waits in none.
+/// Describes the ranks that are missing in an agreement: for each, the other agreements in which it waits. The text is
+/// `in no meeting` if it waits in none.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     places.describe(|places| match places.iter().map(describe_place).collect::<Vec<_>>() {
