@@ -112,8 +112,9 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     }
 
     /// Exports a handle of a few bytes, by which ranks in other processes, on any host, can open the memory without a
-    /// file descriptor. Returns `None` if the memory has no such handle. The rendezvous posts the handle in the store
-    /// of the group. If a handle works only on this host, [`open`](Self::open) fails on ranks of other hosts.
+    /// file descriptor. Returns `None` if the memory has no such handle. The rendezvous posts the handle in the
+    /// [store](process_group::store) of its group. If a handle works only on this host, [`open`](Self::open) fails on
+    /// ranks of other hosts.
     ///
     /// # Errors
     /// The reason why the memory cannot be exported. All ranks get it.

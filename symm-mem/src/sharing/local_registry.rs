@@ -14,8 +14,8 @@ use crate::lock::lock;
 /// The registry of this process.
 static PROCESS: LazyLock<Arc<LocalRegistry>> = LazyLock::new(Arc::default);
 
-/// The memory that ranks share, by its token. All ranks of a process use one registry. Each run of the simulation has a
-/// registry of its own, so that its tokens do not depend on other runs.
+/// The memory that ranks share, by its [token](super::Export::token). All ranks of a process use one registry.
+/// Exception: each run of the simulation has a registry of its own, so that its tokens do not depend on other runs.
 #[derive(Debug, Default)]
 pub(crate) struct LocalRegistry {
     next: AtomicU64,

@@ -43,7 +43,8 @@ pub(crate) struct Offer {
 }
 
 /// Memory of this rank that the others can open until this value is dropped. Ranks of this process find it in
-/// `registry`. There is no listener, so ranks of other processes can open it only by its [`Handle`](super::Handle).
+/// `registry`. This type has no listener. Without the listener of an [`Offer`], ranks of other processes can open the
+/// memory only by its [`Handle`](super::Handle).
 pub(crate) struct Exports {
     registry: Arc<LocalRegistry>,
     exported: Vec<ExportedMemory>,
@@ -80,8 +81,8 @@ struct ExportedMemory {
     memory: Shareable,
     /// The file descriptor of the memory. `None` in these cases:
     /// - The memory cannot be exported as a file descriptor.
-    /// - [`Offer::export_later`] or [`Exports::add`] added it. [`Offer::exchange_descriptors`] then exports a new
-    ///   descriptor for each peer.
+    /// - It was added by [`Offer::export_later`] or [`Exports::add`], and not by [`Offer::export`].
+    ///   [`Offer::exchange_descriptors`] then exports a new descriptor for each peer.
     descriptor: Option<OwnedFd>,
     _local: LocalToken,
 }

@@ -48,7 +48,7 @@ pub(crate) enum OpeningFailure {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all members had posted their records.
+    /// Ranks were lost after all members had posted their records (their first messages).
     Lost {
         /// The ranks that posted no outcome, ascending. If every rank posted one: the ranks that others reported
         /// in [`OpeningOutcome::Alone`], ascending.
