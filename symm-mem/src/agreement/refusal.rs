@@ -179,7 +179,7 @@ pub enum Refusal {
     /// peer that enqueues its part only after the commit or the retirement, which in turn waits until the collective
     /// has ended.
     #[error(
-        "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit",
+        "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit or retirement",
         collectives.describe(u64::to_string)
     )]
     CollectivesOutstanding {
@@ -192,7 +192,7 @@ pub enum Refusal {
     /// deadlock: a running send or receive may wait for its counterpart, which the peer enqueues only after the commit
     /// or the retirement, which in turn waits until the running send or receive has ended.
     #[error(
-        "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
+        "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit or retirement"
     )]
     MessagesOutstanding {
         /// The group of these messages.

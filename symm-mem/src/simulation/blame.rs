@@ -163,7 +163,7 @@ impl<'a> Circumstances<'a> {
             kind,
             told,
             inside,
-            affected: inside && members.len() > 1 || kind == Kind::Retire,
+            affected: inside && members.len() > 1,
             members,
             missed_change,
             pools_may_differ: trouble.makes_pools_differ() || world.keeps_memory() || missed_change,
