@@ -32,7 +32,7 @@ pub(super) struct Core {
     /// words](Words::abort) of their slots.
     pub(super) told: AtomicBool,
     /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
-    /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
+    /// [toggles](Words::toggle) instead of [counts](Words::count). So after a fault, the watch thread must set both.
     pub(super) captured: AtomicBool,
     /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
     /// attempt, and always 0 if [`CoreParts::is_regions`] is false.
@@ -50,7 +50,7 @@ pub(super) struct CoreParts {
     pub(super) plan: String,
     pub(super) generation: u64,
     /// The current [generation](super::generation) of this plan name. If it differs from `generation`, the plan is
-    /// stale.
+    /// stale: a later one has replaced it.
     pub(super) current: Generations,
     /// Prefix of the store keys of the agreement that made the plan.
     pub(super) key: String,

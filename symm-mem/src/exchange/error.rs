@@ -33,9 +33,12 @@ pub enum Awaited {
 pub enum Fault {
     /// An operation did not end by its deadline, usually because a peer is late.
     ///
-    /// The late operation may be behind others on its stream. Then `transfer`, `peer` and `awaited` describe the first
-    /// operation under way on that stream, if it has a deadline and belongs to the same plan (for regions: to the
-    /// transfers with the same peer). Otherwise these fields describe the late operation.
+    /// An earlier operation on the same stream may block the late one. So `transfer`, `peer` and `awaited` describe the
+    /// first operation on that stream that has not ended. They describe the late operation itself in these cases:
+    /// - The late operation is the first one.
+    /// - The first operation has no deadline, or belongs to another plan (for regions: to the transfers with another
+    ///   peer).
+    /// - The stream is a per-thread default stream.
     #[error("Late: {} within {waited:.1?} (transfer {transfer})", match awaited {
         Awaited::Ready => format!("rank {peer} did not let the copy begin"),
         Awaited::Done => format!("rank {peer} did not end the copy"),
@@ -84,7 +87,7 @@ pub enum Fault {
     },
 }
 
-/// Error of a one-sided transfer, or of its preparation.
+/// Error of a transfer of a [plan](super::Plan) or between [regions](super::Regions), or of its preparation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -188,8 +191,8 @@ pub enum TransferError {
         /// Number of indices of the peer's ranges.
         remote: usize,
     },
-    /// The ranges were [prepared](super::PreparedRanges) by another set of regions, or the `local` ranges are not this
-    /// rank's. Nothing was transferred.
+    /// Ranges passed to [`transfer_prepared`](super::Regions::transfer_prepared) were prepared by another set of
+    /// regions, or the `local` ranges are not this rank's. Nothing was transferred.
     #[error(
         "OtherRanges: the {side} list has ranges of rank {rank} in regions {regions:?} of generation {generation}; \
          prepare a list of {side} ranges with the set of the transfer"
@@ -215,7 +218,8 @@ pub enum TransferError {
     /// One of these calls was made:
     /// - On a stream that captures, a call that sends a notification or waits for one. Each notification has its own
     ///   number, but every launch of the graph would use the captured number again.
-    /// - `is_done` for a captured transfer. Each launch of the graph repeats the transfer, so it has no single end.
+    /// - [`is_done`](super::PendingTransfer::is_done) for a captured transfer. Each launch of the graph repeats the
+    ///   transfer, so it has no single end.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]
@@ -223,9 +227,9 @@ pub enum TransferError {
         /// Name of the function called.
         asked: &'static str,
     },
-    /// A block of a caching allocator cannot be kept allocated for the exchange, because the exchange cannot take a
-    /// [hold](caching_alloc::core::Segment::hold) on its memory: a page (segment) of the block is about to move or to
-    /// be released.
+    /// A block of a caching allocator cannot be kept allocated for the exchange. One of the segments (allocations of
+    /// the driver) in which the block lies is about to move or to be released, so the exchange cannot take a
+    /// [hold](caching_alloc::core::Segment::hold) on it.
     #[error("the block at {address:#x} cannot be held: {cause}")]
     Unheld {
         /// Address of the block.

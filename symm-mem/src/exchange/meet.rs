@@ -77,7 +77,8 @@ impl Exchange {
     /// Collective over these ranks.
     ///
     /// If two ranks both belong to several sets of members, they must make the calls for these sets in the same order.
-    /// Otherwise each of them waits for the other in a different call, and these calls fail within the deadline.
+    /// Otherwise each of them waits for the other in a different call, until these calls fail (see
+    /// [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline)).
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange). [`ErrorKind::NotAMember`] if `members` lacks this rank, or contains a rank that
@@ -269,8 +270,8 @@ impl Exchange {
         Ok(PreparedRecord { record, offer, slots: slots.clone() })
     }
 
-    /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller
-    /// fills them.
+    /// This rank's record, without transfers, regions, exports and open allocations. The caller adds them, and sets the
+    /// endpoint in `site`.
     fn record(&self, plan: &str) -> ExchangeRecord {
         let ExchangeState { shared, options, rendezvous, .. } = &*self.owner;
         ExchangeRecord {
@@ -358,7 +359,7 @@ impl Exchange {
     /// slots. This call then frees the slots, and hands only the memory in `opened` to the [closing
     /// thread](super::close), which closes it.
     ///
-    /// Otherwise another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
+    /// If not, another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
     /// `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and tells the
     /// peers that this rank has closed the plan. It frees the slots and this rank's memory once the peers have closed
     /// the plan too.

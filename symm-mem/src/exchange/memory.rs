@@ -91,9 +91,9 @@ impl Memory {
     /// [record](caching_alloc::core::Block::record_stream) them, or make sure that their work has ended by then.
     ///
     /// # Errors
-    /// [`TransferError::Unheld`] if a page of the block is about to move or to be released. [`TransferError::Driver`]
-    /// if the driver fails, if the block is not on the device of `context`, or if the driver did not allocate the
-    /// block's memory.
+    /// [`TransferError::Unheld`] if a segment of the block is about to move or to be released.
+    /// [`TransferError::Driver`] if the driver fails, if the block is not on the device of `context`, or if the driver
+    /// did not allocate the block's memory.
     pub fn block(context: &Context, block: impl Into<Arc<Block>>) -> Result<Self, TransferError> {
         let block: Arc<Block> = block.into();
         Ok(Self::owned(Owned::block(context, &block, block.clone())?))

@@ -1,12 +1,13 @@
 //! One-sided transfers: put and get between ranks by copy engines, without a collective and without a kernel.
 //!
-//! A transfer copies a buffer of one rank to a buffer of another. Each of the two ranks has one end of the transfer:
-//! its buffer and its [role](Part). The members of a group [agree](Exchange::exchange) on a [`Plan`], which is a list
-//! of transfers. For this, each member lists its ends, and the two ends of every transfer are checked against each
-//! other before any rank opens (maps) memory of a peer. If the lists of the ranks do not match, all ranks get the same
-//! typed error within the [time limits](ExchangeOptions::deadline). Otherwise, the transfers can run any number of
-//! times: one end calls [`put`](Plan::put) or [`get`](Plan::get) to copy, and the other end calls
-//! [`ready`](Plan::ready) before the copy and [`wait`](Plan::wait) after it. Each call enqueues work on a stream.
+//! A transfer copies a buffer of one rank to a buffer of another. It is *one-sided* because only one of the two ranks
+//! makes the copy. Each of the two ranks has one end of the transfer: its buffer and its [role](Part). The members of a
+//! group [agree](Exchange::exchange) on a [`Plan`], which is a list of transfers. For this, each member lists its ends,
+//! and the two ends of every transfer are checked against each other before any rank opens (maps) memory of a peer. If
+//! the lists of the ranks do not match, all ranks get the same typed error within the
+//! [time limits](ExchangeOptions::deadline). Once the members have agreed, the transfers can run any number of times:
+//! one end calls [`put`](Plan::put) or [`get`](Plan::get) to copy, and the other end calls [`ready`](Plan::ready)
+//! before the copy and [`wait`](Plan::wait) after it. Each call enqueues work on a stream.
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -196,9 +197,9 @@ struct ExchangeState {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation (see [`Generations`]) of one name, and the states of the plan or regions that have it. A plan
-/// has one [`Core`]; regions have one [`Core`] for each peer. Several plans can have the same generation, if threads of
-/// this rank have agreed on the name at the same time, with different members.
+/// The current generation (see [`Generations`]) of one name, and the states of the plan or regions that were agreed
+/// since it became current. A plan has one [`Core`]; regions have one [`Core`] for each peer. There can be several
+/// plans, if threads of this rank have agreed on the name at the same time, with different members.
 #[derive(Debug, Default)]
 struct NameState {
     generations: Generations,
@@ -224,7 +225,7 @@ impl fmt::Debug for ExchangeState {
 
 impl Drop for ExchangeState {
     /// Lets the exchange's threads end, once the transfers under way have ended and the dropped plans and regions are
-    /// closed.
+    /// [closed](Exchange::close).
     fn drop(&mut self) {
         self.shared.closer.stop();
     }
@@ -236,8 +237,10 @@ impl Exchange {
     /// The members map each other's slots in this call.
     ///
     /// # Errors
-    /// - [`ErrorKind::Closing`], [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver): this rank cannot
-    ///   create its slots. The other members get [`RendezvousRefused`](ErrorKind::RendezvousRefused).
+    /// - [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver): this rank cannot create its slots. The
+    ///   other members get [`RendezvousRefused`](ErrorKind::RendezvousRefused).
+    /// - [`Closing`](ErrorKind::Closing): this rank has to wait while another rank of this process closes memory, and
+    ///   that takes too long. The other members get `RendezvousRefused`.
     /// - [`ErrorKind::RendezvousRefused`]: the members refuse to share their slots, for example because one of them
     ///   could not create its own. All members that have created their slots get the same refusal.
     /// - [`ErrorKind::Thread`]: a thread of the exchange cannot be started. The call may succeed on the other members.
@@ -321,8 +324,8 @@ impl Exchange {
     ///
     /// This rank first waits until the transfers of the previous plan of that name have ended. If they take longer than
     /// an eighth of [`ExchangeOptions::deadline`], the call fails on all members. After the call has succeeded, the
-    /// previous plan is stale: its `ready`, `put`, `get` and `wait` return [`TransferError::StalePlan`]. The same
-    /// applies to a previous set of regions of that name and its transfers.
+    /// previous plan is stale: its `ready`, `put`, `get` and `wait` return [`TransferError::StalePlan`]. A previous set
+    /// of regions of that name becomes stale in the same way, after this rank has waited for its transfers.
     ///
     /// # Errors
     /// - [`ErrorKind::NoChannels`]: too few adjacent [channels](ExchangeOptions::channels) of this rank are free. The

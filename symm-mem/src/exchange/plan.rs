@@ -42,8 +42,8 @@ use super::{
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. So a `get` whose peer is not ready blocks every later `get`. Call `get` in the order in which the
 ///   peers become ready. If that order is unknown, use puts, which do not use this queue.
-/// - A signal that is enqueued while a copy runs on the same device can be delayed until that copy has ended. So a rank
-///   calls [`ready`](Self::ready) of one transfer before `put` and `get` of other transfers. To send data repeatedly,
+/// - A signal that is enqueued while a copy runs on the same device can be delayed until that copy has ended. So call
+///   [`ready`](Self::ready) of one transfer before `put` and `get` of other transfers. To send data repeatedly,
 ///   alternate between two transfers, each with its own buffer. Then `ready` for the next buffer can be enqueued before
 ///   the copy of the current buffer begins.
 ///
@@ -197,7 +197,7 @@ impl Plan {
 
     /// Sets a deadline for the work enqueued on `stream` so far. If the work has not ended by the deadline, the plan
     /// fails. Call this after each launch of a graph that captures transfers of this plan, except for launches by
-    /// [`launch`](Self::launch). A process of several ranks must use `launch`.
+    /// [`launch`](Self::launch). A process of several ranks must use `launch`, for the reason given there.
     ///
     /// # Errors
     /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`]. If the driver cannot record the end

@@ -52,7 +52,7 @@ struct Watched {
     core: Arc<Core>,
     /// The index of the transfer, and the condition that the operation waits for. `None` exactly if `deadline` is
     /// `None`:
-    /// - for `ready`, which waits for no peer;
+    /// - for [`ready`](super::Plan::ready), which waits for no peer;
     /// - for a call that failed after it had enqueued some of its steps, because the plan has then failed already.
     wait: Option<(usize, Awaited)>,
     stream: Stream,
@@ -224,7 +224,7 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// Describes the first of the operations under way on a stream. The first value is the operation's plan. The second
+/// Describes the first operation on a stream that has not ended. The first value is the operation's plan. The second
 /// value is [`Watched::wait`]: the index of the transfer, and the condition that the operation waits for, if there is
 /// one.
 type FirstOperation = (Arc<Core>, Option<(usize, Awaited)>);

@@ -9,7 +9,8 @@ use crate::{
     sharing::sharing_refusal,
 };
 
-/// Reason why no member has the plan or the regions. All members get the same value, except in two cases:
+/// Reason why a member does not get the plan or the regions. No other member gets them either, and all get the same
+/// reason, except in two cases:
 /// - Another process runs as this rank.
 /// - This rank's list of members differs from that of the others.
 ///
@@ -67,7 +68,7 @@ pub enum ExchangeRefusal {
     /// A rank cannot take part, for one of these reasons:
     /// - It could not prepare its memory, or was not ready for another reason.
     /// - Its list of members differs from that of the others.
-    /// - Two processes take part as this rank.
+    /// - Two processes take part as that rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.

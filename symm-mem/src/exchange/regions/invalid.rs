@@ -1,5 +1,5 @@
-//! Reasons why a [`Descriptor`](super::Descriptor) (two ranges to copy between two regions) or a prepared range is
-//! invalid.
+//! Reasons why a [`Descriptor`](super::Descriptor) (the source and the destination of a copy between two regions) or a
+//! prepared range is invalid.
 
 use std::fmt;
 

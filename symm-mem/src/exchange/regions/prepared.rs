@@ -138,7 +138,7 @@ impl<'a> SelectedRanges<'a> {
     }
 }
 
-/// Returns the copies between the n-th range of `local` and the n-th range of `remote`, for all n. They are sorted and
+/// Returns the copies between the n-th selected range of `local` and that of `remote`, for all n. They are sorted and
 /// joined, and overlaps are refused, as in [`descriptor_copies`](super::descriptor::descriptor_copies). The time does
 /// not depend on the number of ranges that are not selected.
 pub(super) fn prepared_copies(
