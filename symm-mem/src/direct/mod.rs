@@ -2,7 +2,6 @@
 //! through memory that the ranks map from each other. The path uses no NCCL communicator.
 //!
 //! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on, every `send` and `recv` of the group
-//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on, every `send` and `recv` of the group
 //! uses this path, in [batches](ProcessGroup::batch) and outside of them. The messages are enqueued on the caller's
 //! streams, and those from one rank to another are matched in the order of calls. Work handles, the flight recorder,
 //! aborts and timeouts work as for messages through NCCL.
@@ -414,9 +413,9 @@ impl fmt::Display for DirectOptions {
 ///
 /// The members agree twice: in a [rendezvous](crate::rendezvous), in which they map each other's
 /// [rings](self#the-ring), and then in a second agreement, in which they map the host memory for signals. If they agree
-/// that they have no path, all get an error and may try again. Until a path is installed, the group's messages fail
-/// with [`GroupErrorKind::NoPath`], and all other operations of the group stay usable. The error has one of these
-/// kinds, the same on all members except for invalid options and failed allocations:
+/// that they have no path, all get an error from `install` and may call it again. Until a path is installed, the
+/// group's messages fail with [`GroupErrorKind::NoPath`], and all other operations of the group stay usable. The error
+/// from `install` has one of these kinds, the same on all members except for invalid options and failed allocations:
 /// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared, or if its size
 ///   differs between members (for example because their options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example

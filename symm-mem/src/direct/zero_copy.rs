@@ -1,9 +1,9 @@
 //! Enqueues the [zero-copy messages](super#zero-copy-messages) of one lane (one direction between this rank and a
 //! peer).
 //!
-//! The end that claims the message first, the *first end*, offers its buffer. Its stream signals *ready*: from now on
-//! the other end, the *second end*, may access this buffer. The stream of the second end waits for *ready*, copies the
-//! message, and signals *done*. The stream of the first end waits for *done*.
+//! The end that [claims](super::claim) the message first, the *first end*, offers its buffer. Its stream signals
+//! *ready*: from now on the other end, the *second end*, may access this buffer. The stream of the second end waits for
+//! *ready*, copies the message, and signals *done*. The stream of the first end waits for *done*.
 //!
 //! Each signal sets a word, and the stream that waits for the word resets it. A word is always reset before it is set
 //! again, because the messages of a lane run one after the other on both ends. The stream of the second end resets

@@ -39,7 +39,8 @@ impl DirectCore {
 
     /// Returns the address at which this rank's device reaches a buffer of `peer`. `number` is the number of the
     /// buffer's segment, and `offset` the buffer's offset in that segment in bytes. If `capturing` is a stream, pins
-    /// this rank's own segment of that number for the graph that the stream captures.
+    /// this rank's own segment of that number: the segment is not freed while the graph that the stream captures
+    /// exists.
     pub(super) fn reach(
         &self,
         peer: usize,
