@@ -239,8 +239,8 @@ impl Kernels {
         unsafe { self.collective(stream, buffers, (GATHER, 0), gather, bytes) }
     }
 
-    /// Launches the kernel with index `entry` in unit `unit`. `share` is the number of bytes that the thread blocks of
-    /// one rank handle together.
+    /// Launches the kernel with index `entry` in unit (PTX module) `unit`. `share` is the number of bytes that the
+    /// thread blocks of one rank handle together.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce). `P` must be the type of the kernel's second parameter.

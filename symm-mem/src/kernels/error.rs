@@ -1,4 +1,4 @@
-//! Errors of kernels: a launch was refused, or a kernel gave up.
+//! Errors of kernels: a launch was refused, or a kernel [gave up](super).
 
 use std::time::Duration;
 
