@@ -64,7 +64,7 @@ pub enum LookupError {
         address: u64,
         /// Length of the range in bytes.
         bytes: u64,
-        /// Ordinal of the segment in which the range begins.
+        /// Ordinal (number in the pool) of the segment in which the range begins.
         ordinal: u32,
         /// First address after the segment.
         end: u64,
@@ -232,8 +232,8 @@ impl Table {
         table
     }
 
-    /// Returns the table in which the last commit for `group` was refused, or has left segments pending, for this
-    /// reason. `None` if it has succeeded and left none.
+    /// Returns the table in which the last commit for `group` was refused, or has left segments pending, for the reason
+    /// `pending`. If `pending` is `None`, the commit has succeeded and left no segments pending.
     pub(crate) fn with_pending(&self, group: GroupId, pending: Option<Refusal>) -> Self {
         let mut table = self.clone();
         table.pending.retain(|(id, _)| *id != group);
@@ -252,7 +252,8 @@ impl Table {
         self.poisoned.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
-    /// Returns why the last commit for `group` was refused, or has left segments pending.
+    /// Returns why the last commit for `group` was refused, or has left segments pending. `None` if it has succeeded
+    /// and left none pending.
     pub(crate) fn pending(&self, group: GroupId) -> Option<&Refusal> {
         self.pending.iter().find(|(id, _)| *id == group).map(|(_, pending)| pending)
     }

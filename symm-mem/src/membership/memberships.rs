@@ -23,7 +23,8 @@ pub(crate) struct Memberships {
     memory: Arc<PoolMemory>,
     table: Arc<Published>,
     group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
-    /// The ordinals of the [retired](crate::SymmetricPool::retire) segments, in the order of retirement.
+    /// The ordinals (numbers in the pool) of the [retired](crate::SymmetricPool::retire) segments, in the order of
+    /// retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
 }

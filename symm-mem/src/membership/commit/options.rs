@@ -23,9 +23,10 @@ pub struct CommitOptions {
     ///
     /// Each member reports whether its work in a stage succeeded. The time limits are:
     /// - In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The
-    ///   wait for the other members' reports may then take 3/32 of `deadline`, at least 5 s and at most 10 min, and up
-    ///   to 5 s more if a part of the stage ends late on a member. If members pass different deadlines, the longest
-    ///   counts.
+    ///   wait for the other members' reports may then take 3/32 of `deadline`, at least 5 s and at most 10 min. A stage
+    ///   can have several steps, such as registering and mapping, each with its own reports. The steps share these
+    ///   limits, but the wait can be up to 5 s longer if the last step begins late. If members pass different
+    ///   deadlines, the longest counts.
     /// - In stage 3, the work may take the time that is left of `deadline`, but at least 10 s. The wait for the reports
     ///   ends at most 5 s later. If the registration failed on a member, the others may then take 10 s to undo theirs.
     ///
@@ -84,7 +85,7 @@ impl CommitOptions {
         self
     }
 
-    /// Sets whether segments become windows.
+    /// Sets whether the commit registers segments with NCCL.
     #[must_use]
     pub fn windows(mut self, windows: bool) -> Self {
         self.windows = windows;

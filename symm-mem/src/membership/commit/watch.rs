@@ -24,11 +24,11 @@ use crate::{
 /// checks whether the [`VerdictWatch`] was dropped, and ends if so.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that waits until the store has the verdict on the registration: the members' agreed judgement of the
-/// outcomes that all members post after it. The thread aborts the communicator in two cases: the verdict says that the
-/// group is [poisoned](Poison), or a failure of the agreement is stored in place of the verdict. Without the abort, the
-/// registration of this member might never return. Dropping this value makes the thread end, but does not wait for its
-/// end.
+/// A thread that waits until the store has the verdict on the registration. After its registration, each member posts
+/// the outcome. The verdict is the members' agreed judgement of the outcomes. The thread aborts the communicator in two
+/// cases: the verdict says that the group is [poisoned](Poison), or a failure of the [agreement](bootstrap::agreement)
+/// is stored in place of the verdict. Without the abort, the registration of this member might never return. Dropping
+/// this value makes the thread end, but does not wait for its end.
 pub(super) struct VerdictWatch {
     /// The handle that aborts the communicator. It is shared with the thread, which has no other reference to the
     /// communicator. The drop of the [`VerdictWatch`] removes the handle, so that a thread that still waits for the
@@ -41,8 +41,8 @@ impl VerdictWatch {
     /// - [`Failure::Unreadable`] (a member's outcome cannot be decoded): it aborts at once.
     /// - Another failure of the agreement, or the verdict [`Poison::MembersLost`]: members are lost. The thread waits
     ///   until `health` has a reason for the end of the group, for at most two heartbeat intervals and not past
-    ///   `deadline`, and then aborts. The health monitor keeps only the first reason. Without the wait, this would be
-    ///   the abort, and the group's error would not name the lost members.
+    ///   `deadline`, and then aborts. The health monitor keeps only the first reason. Without the wait, the first
+    ///   reason would be the abort, and the group's error would not name the lost members.
     /// - Another verdict that poisons the group: it aborts at once.
     /// - Any other verdict, or a value that cannot be decoded: it ends without an abort.
     ///
