@@ -9,11 +9,12 @@ use super::memory::PoolMemory;
 
 /// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the pool's
 /// [`Domain`](crate::Domain). Clones share the block. Dropping the last clone frees the block. If a captured graph uses
-/// the block, it is freed only once the graph and its executables are dropped too.
+/// the block, the block is freed only once the graph and its executables are dropped too. A
+/// [`GraphPin`](crate::GraphPin) also keeps its blocks allocated.
 ///
 /// A free is one of the requests that all ranks must make in the same order. So every rank must drop the last owner of
-/// the block (a clone or a graph) at the same point of the program. The next allocation may reuse the memory, so every
-/// rank must order its uses of this block before its uses of the block that gets the memory next.
+/// the block (a clone, a graph or a pin) at the same point of the program. The next allocation may reuse the memory, so
+/// every rank must order its uses of this block before its uses of the block that gets the memory next.
 #[derive(Debug)]
 pub struct SymmetricBlock {
     memory: Arc<PoolMemory>,

@@ -88,7 +88,7 @@ impl GraphPin {
         &self.blocks
     }
 
-    /// Ordinals of the pinned segments.
+    /// Ordinals (numbers in the pool) of the pinned segments.
     pub fn segments(&self) -> impl Iterator<Item = u32> + '_ {
         self.segments.iter().copied()
     }

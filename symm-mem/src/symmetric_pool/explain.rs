@@ -120,10 +120,14 @@ impl SymmetricPool {
     /// this rank's pool contains any of these bytes.
     ///
     /// Not collective. The members have agreed on the windows, so [`AccessPath::Window`] is the same on all of them.
-    /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
-    /// path may differ between members.
+    /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer
+    /// ([`AccessPath::Registered`]) or not ([`AccessPath::Plain`]). A commit registers a segment on all members or on
+    /// none. So this path differs between members only in these cases:
+    /// - The program itself has registered the buffer on some members.
+    /// - The group is poisoned.
+    /// - A commit or [retirement](SymmetricPool::retire) is in progress.
     ///
-    /// Does not block, even during a commit. The result is that of the last commit that has ended.
+    /// Does not wait for a commit in progress: windows and reasons are those of the last commit that has ended.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { AccessPath::Registered } else { AccessPath::Plain };

@@ -167,9 +167,11 @@ impl SymmetricPool {
     /// [`allocate`](Self::allocate) of the slice's size in bytes. So every rank must allocate and drop its slices in
     /// the same order, and a commit registers their segments.
     ///
-    /// The slice may be used on any stream of the context. Dropping the slice frees its block at once, without a wait
-    /// for the device. So a new block can get the memory while work on `stream` still uses it. Uses of the new block
-    /// must come after that work:
+    /// Safe calls may use the slice on any stream of the context. A call that uses it on another stream makes `stream`
+    /// wait for that use. So work that is ordered after the work on `stream` runs after these uses too.
+    ///
+    /// Dropping the slice frees its block at once, without a wait for the device. So a new block can get the memory
+    /// while work on `stream` still uses it. Uses of the new block must come after that work:
     /// - If this method allocates the new block, it ensures this order: it makes the stream of the new slice wait for
     ///   the streams of all slices dropped so far.
     /// - If [`allocate`](Self::allocate) allocates the new block, the program must ensure this order.
@@ -297,9 +299,10 @@ impl SymmetricPool {
     /// stream of the device may be capturing, and the calling thread must not have an NCCL group open
     /// (`ncclGroupStart`). If one of these conditions is violated, the commit is refused on all members, and the
     /// capture is not affected. Exception: a capture of another library that
-    /// [`is_capturing`](cuda_driver::graph::is_capturing) does not find. Then the commit is not refused, and unless
-    /// that capture is relaxed, it may be invalidated and the commit may fail. Before the call, all members must have
-    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
+    /// [`is_capturing`](cuda_driver::graph::is_capturing) does not find. Then the commit is not refused. Unless that
+    /// capture is in relaxed mode, the capture may be invalidated, and the commit may fail. Before the call, all
+    /// members must have enqueued the same collectives, and the sender and the receiver of each message must have
+    /// enqueued it.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with
@@ -327,19 +330,20 @@ impl SymmetricPool {
     /// - [`CommitOptions::verify`] is true.
     /// - The group is poisoned: its members may have different windows ([`Poison`]).
     ///
-    /// A member whose requests differ from those of the others may skip a commit in which the others take part. Then
-    /// one of these happens:
-    /// - If this member begins its next commit while the others still wait in the skipped one, both commits fail with a
-    ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which lists the ranks that wait for each other in a
-    ///   circle. The next commit in which all members take part reports the first difference of the requests.
-    /// - If this member begins no commit in time, the others wait for 3/8 of their
-    ///   [`deadline`](CommitOptions::deadline), register nothing, and get a `SyncTimeout` that names this member. To
-    ///   find the cause, look at the first error that this member got. Each member counts its commits for the group,
-    ///   and the skipped one counts too. So the next commit in which all members take part, for example with
-    ///   [`CommitOptions::verify`], reports the first difference of the requests.
+    /// A member whose requests differ from those of the others may skip a commit in which the others take part. The
+    /// others then wait for this member, which never joins the skipped commit: each member counts its commits for the
+    /// group, including skipped ones, so its next commit is another one. One of these happens:
+    /// - This member begins its next commit while the others still wait in the skipped one. In the next commit, it
+    ///   waits for the others, so the ranks wait for each other in a circle. Both commits fail with a
+    ///   [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) that lists the ranks in the circle.
+    /// - This member begins no commit in time. The others wait for 3/8 of their [`deadline`](CommitOptions::deadline),
+    ///   register nothing, and get a `SyncTimeout` that names this member. To find the cause, look at the first error
+    ///   that this member got.
     ///
-    /// Even before that report, the members detect collectives whose buffers lie in different windows or at different
-    /// offsets: they compare a hash of each collective, which includes these positions.
+    /// In both cases, the next commit in which all members take part, for example with [`CommitOptions::verify`],
+    /// reports the first difference of the requests. Even before that report, the members detect collectives whose
+    /// buffers lie in different windows or at different offsets: they compare a hash of each collective, which includes
+    /// these positions.
     ///
     /// # Errors
     /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
@@ -391,7 +395,9 @@ impl SymmetricPool {
     /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch), [`QuiesceFailed`](crate::Refusal::QuiesceFailed),
     /// [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that a commit can return too. If a rank dies or fails
     /// while it deregisters its windows, the others get [`ErrorKind::Poisoned`]. The field `poison` of this error is
-    /// the same on every rank. The field `groups` lists the poisoned groups of the rank that gets the error.
+    /// the same on every rank. The field `groups` lists the poisoned groups of the rank that gets the error. A rank
+    /// that gets this error has retired the segments, but if it has a poisoned group, it frees their memory later
+    /// ([`RetireReport::bytes`](crate::RetireReport::bytes)).
     #[track_caller]
     pub fn retire(
         &self,
@@ -444,7 +450,7 @@ impl SymmetricPool {
 
     /// Returns the memory of `buffer` on all members of `group`, with the group's [signal
     /// pads](SymmetricMemory::signal_pads). Kernels and copies on this rank's device can access this memory. An earlier
-    /// [`commit`](Self::commit) for the group must have mapped it
+    /// [`commit`](Self::commit) for the group must have mapped it, as commits do by default
     /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)). This call neither contacts another rank nor
     /// maps anything. `buffer` is a block of this pool, or a [slice](Buffer::of_slice) or [part](Buffer::part) of one.
     /// The returned value owns a clone of the block, so the block's segment is not retired while the value exists. The
@@ -503,8 +509,8 @@ impl SymmetricPool {
         }
     }
 
-    /// Returns why `group` is poisoned ([`Poison`]) for this pool, or `None` if it is not. Does not block, even during
-    /// a commit.
+    /// Returns why `group` is poisoned ([`Poison`]) for this pool, or `None` if it is not. Does not wait for a commit
+    /// in progress.
     pub fn poison(&self, group: GroupId) -> Option<Poison> {
         self.memberships.table().poison(group).cloned()
     }
