@@ -16,7 +16,7 @@ use process_group::{
 use crate::agreement::{PoolId, meeting_id::generation_key};
 
 /// The ranks that promise to make the same requests of the domain's [pools](crate::SymmetricPool) in the same order,
-/// and the store over which they reach agreements.
+/// and the [store](process_group::store) over which they reach agreements.
 ///
 /// A pool of a domain can be [committed](crate::SymmetricPool::commit) for every group whose members all belong to the
 /// domain. If several groups share a pool, the domain must contain the union of these groups, usually the world. If the

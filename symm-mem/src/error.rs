@@ -18,7 +18,7 @@ use crate::{
 /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory).
 ///
 /// An operation is *refused* if it changes nothing, because the ranks cannot agree on it. A group is *poisoned* if its
-/// members may have different windows. If the kind is [`Poisoned`](ErrorKind::Poisoned) or a refusal
+/// members may have different NCCL windows. If the kind is [`Poisoned`](ErrorKind::Poisoned) or a refusal
 /// ([`Refused`](ErrorKind::Refused), [`RendezvousRefused`](ErrorKind::RendezvousRefused),
 /// [`ExchangeRefused`](ErrorKind::ExchangeRefused)), all ranks that took part get the same kind, with these exceptions:
 /// - If the reason is that members are missing or lost, a member whose group has ended gets

@@ -33,7 +33,7 @@ pub enum ErrorKind {
     /// regions, that was requested. An earlier plan or set of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// The members of a group may have different windows, for one of these reasons:
+    /// The members of a group may have different NCCL windows, for one of these reasons:
     /// - A commit or retirement failed after the members had decided to carry it out.
     /// - The group was already poisoned before this commit.
     /// - This commit found that the members' logs of committed and retired segments differ
@@ -56,9 +56,9 @@ pub enum ErrorKind {
         /// The groups of this rank that are poisoned.
         groups: Box<[GroupId]>,
     },
-    /// The store failed, so this member does not know the others' decision. They may report this member as missing, or
-    /// they may have agreed. If they agreed on an allocation, they have made it and this rank has not. Then the next
-    /// commit reports to all members that their requests differ.
+    /// The store failed, so this member does not know the result. The others may report this member as missing, or they
+    /// may have agreed. If they agreed on an allocation, they have made it and this rank has not. Then the next commit
+    /// reports to all members that their requests differ.
     ///
     /// If the source is [`StoreError::RankTaken`], another process runs as this rank. The others may have agreed with
     /// that process.
@@ -72,8 +72,9 @@ pub enum ErrorKind {
         /// which it took part. Then the group of the commit, or every group that was given to the retirement, is
         /// poisoned.
         ///
-        /// False if this rank had posted no record, if the members had already decided to refuse the commit, or if the
-        /// retirement was given no groups. Always false for other operations.
+        /// False if this rank had posted no record, if the retirement was given no groups, or if the members were
+        /// refusing the commit and only searched for the first difference of their requests. Always false for other
+        /// operations.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
@@ -97,8 +98,8 @@ pub enum ErrorKind {
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
     )]
     Unreadable {
-        /// True for a commit, and for a retirement that was given groups: these groups are then poisoned on this rank.
-        /// Otherwise false.
+        /// True for a commit, and for a retirement that was given groups. The group of the commit, or each of the given
+        /// groups, is then poisoned on this rank. Otherwise false.
         poisoned: bool,
         /// The decoding error.
         source: Malformed,
@@ -131,8 +132,8 @@ pub enum ErrorKind {
         source: SymmetricError,
     },
     /// This rank could not allocate the slice of [`alloc_mapped`](crate::SymmetricPool::alloc_mapped), so it could not
-    /// map the slice either. With the default [policy](crate::CommitOptions::policy), the commit of the other members
-    /// is then refused, and the refusal names the difference.
+    /// map the slice either. The call also commits the pool. If other members could allocate theirs, then under the
+    /// default [policy](crate::CommitOptions::policy) they get a refusal of this commit that names the difference.
     #[error(transparent)]
     Slice(#[from] SliceError),
     /// [`Rendezvous::get`](crate::rendezvous::Rendezvous::get) was called for memory that no
@@ -177,7 +178,7 @@ pub enum ErrorKind {
         }
     )]
     NotMapped {
-        /// The segment of the buffer.
+        /// The number of the buffer's segment in the pool.
         ordinal: u32,
         /// The reason why the commit of the segment did not map it, or `None` if the segment is not committed for the
         /// group.
@@ -208,10 +209,11 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// This rank cannot create an exchange yet: another rank of this process has dropped plans or regions, and at the
-    /// deadline was still closing memory of its peers or freeing its own. These driver calls can block until that
-    /// rank's device is idle. Until then, they could also block the transfers of this rank. The other members of the
-    /// exchange get a refusal that names this rank.
+    /// This rank cannot create an [exchange](crate::exchange) yet. Another rank of this process has dropped plans or
+    /// regions, and is still closing (unmapping) its peers' memory or freeing its own. The driver calls for this can
+    /// block until that rank's device is idle. Until then, they could also block the transfers of this rank, so this
+    /// rank has waited for them, but they did not end in time. The other members of the exchange get a refusal that
+    /// names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -273,7 +275,8 @@ pub enum ErrorKind {
     /// The group no longer exists. Its direct path was dropped together with it.
     #[error("the group is gone, and its direct path with it; install a path for another group")]
     PathEnded,
-    /// The group accepts no direct path: it has another P2P policy, already has a path, or has ended.
+    /// The group accepts no [direct path](crate::direct): it has another [P2P policy](process_group::group::P2pPolicy),
+    /// already has a path, or has ended.
     #[error(transparent)]
     Group(#[from] GroupError),
     /// This rank cannot allocate the memory that the operation needs. The other members get an error that names this
