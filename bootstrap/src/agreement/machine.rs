@@ -21,8 +21,8 @@
 //!
 //! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
 //! at most 10 min after it. If the verdict asks for another action, the phases action and outcomes are repeated, with new
-//! limits unless [`Protocol::shares_limits`] returns true (then the end of the wait moves by at most 5 s). The member that sees all acknowledgements returns the keys to
-//! remove in [`Conclusion::read`].
+//! limits unless [`Protocol::shares_limits`] returns true (then the end of the wait moves by at most 5 s). The member that
+//! sees all acknowledgements returns the keys to remove in [`Conclusion::read`].
 
 mod absence;
 mod action;
