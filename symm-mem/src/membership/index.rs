@@ -1,11 +1,14 @@
 //! The published [`Table`] of a pool, and its [`Index`], which look-ups read.
 //!
-//! Getting the current index must cost much less than the search in it. So each thread caches a few of the indexes that
-//! it has read. A look-up uses a cached index if the index has the pool's current version. An index contains only
+//! Getting the current index must cost much less than the search in it. So each thread caches the last few indexes that
+//! it has loaded. A look-up uses a cached index if the index has the pool's current version. An index contains only
 //! numbers, so a thread may cache it even after the pool is dropped.
 
 use std::{
+    array,
     cell::RefCell,
+    hint::select_unpredictable,
+    mem::ManuallyDrop,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,53 +19,103 @@ use arc_swap::{ArcSwap, Guard};
 use caching_alloc::core::symmetric::Placement;
 use process_group::group::places_changed;
 
-use super::lookup::{BufferLocation, LookupError, RegistrationState, Table};
+use super::lookup::{BufferLocation, LookupError, RegistrationState, SegmentRange, SegmentStates, Table};
 use crate::agreement::GroupId;
 
-/// Up to this number of segments, a look-up finds the segment of an address by counting the segments that begin at or
-/// before the address, which needs no branch. With more segments, it uses binary search.
-const LINEAR_SEARCH_MAX: usize = 16;
+/// A segment and its state in one group.
+#[derive(Debug, Clone, Copy)]
+struct IndexedSegment {
+    begin: u64,
+    bytes: u64,
+    ordinal: u32,
+    state: RegistrationState,
+}
 
-/// The segments by address, and their states by group.
-#[derive(Debug, Default)]
+/// Number of segments in a [`Chunk`].
+const CHUNK: usize = 16;
+
+/// Segments by address, followed by [`PADDING`]. Because of the fixed length, the search in a chunk needs neither a
+/// loop nor bounds checks.
+type Chunk = [IndexedSegment; CHUNK];
+
+/// A segment after all others, which contains no address.
+const PADDING: IndexedSegment =
+    IndexedSegment { begin: u64::MAX, bytes: 0, ordinal: u32::MAX, state: RegistrationState::Pending };
+
+/// All segments of a pool by address, with their states in one group.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would make look-ups among few segments slower")]
+enum IndexedSegments {
+    OneChunk(Chunk),
+    Chunks {
+        chunks: Vec<Chunk>,
+        /// The first address of each chunk except the first chunk.
+        starts: Vec<u64>,
+    },
+}
+
+impl IndexedSegments {
+    fn of(ranges: &[SegmentRange], states: &SegmentStates) -> Self {
+        let segment = |range: &SegmentRange| IndexedSegment {
+            begin: range.begin,
+            bytes: range.end - range.begin,
+            ordinal: range.ordinal,
+            state: states.at(range.ordinal),
+        };
+        let chunk = |ranges: &[SegmentRange]| array::from_fn(|at| ranges.get(at).map_or(PADDING, segment));
+        if ranges.len() <= CHUNK {
+            return Self::OneChunk(chunk(ranges));
+        }
+        let starts = ranges.iter().step_by(CHUNK).skip(1).map(|range| range.begin).collect();
+        Self::Chunks { chunks: ranges.chunks(CHUNK).map(chunk).collect(), starts }
+    }
+
+    /// Returns the segment that contains the `bytes` bytes at `address`, its state, and the offset of `address` in the
+    /// segment. Returns `None` if the bytes do not begin in a segment, and an error if they begin in a segment and
+    /// extend beyond it.
+    #[inline]
+    fn lookup(&self, address: u64, bytes: u64) -> Result<Option<BufferLocation>, LookupError> {
+        let mut segments = match self {
+            Self::OneChunk(chunk) => chunk.as_slice(),
+            Self::Chunks { chunks, starts } => &chunks[starts.partition_point(|start| *start <= address)],
+        };
+        // Leaves the last segment that begins at or before `address`. Leaves the first segment if there is no such
+        // segment. Successive look-ups are of unrelated addresses, so a branch would often be mispredicted.
+        for half in [8, 4, 2, 1] {
+            let (lower, upper) = segments.split_at(half);
+            segments = select_unpredictable(upper[0].begin <= address, upper, lower);
+        }
+        let IndexedSegment { begin, bytes: length, ordinal, state } = segments[0];
+        // If `address` is before the first segment, the difference wraps around and exceeds the segment's length.
+        let offset = address.wrapping_sub(begin);
+        if offset >= length {
+            return Ok(None);
+        }
+        if bytes > length - offset {
+            return Err(LookupError::SpansSegments { address, bytes, ordinal, end: begin + length });
+        }
+        Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, state }))
+    }
+}
+
+/// The segments by address, for each group.
+#[derive(Debug)]
 pub(crate) struct Index {
     /// The version of the table that this index was made from. 0 if the index is not published.
     version: u64,
-    /// The first address of each segment, ascending.
-    begins: Vec<u64>,
-    /// The end and the ordinal of each segment, in the order of `begins`.
-    rest: Vec<(u64, u32)>,
-    groups: Vec<(GroupId, Vec<RegistrationState>)>,
+    groups: Vec<(GroupId, IndexedSegments)>,
+    /// For the groups that are not in `groups`: no segment is committed.
+    other_groups: IndexedSegments,
 }
 
 impl Index {
     pub(crate) fn of(table: &Table, version: u64) -> Self {
-        let begins = table.ranges.iter().map(|range| range.begin).collect();
-        let rest = table.ranges.iter().map(|range| (range.end, range.ordinal)).collect();
-        let groups = table.groups.iter().map(|(id, it)| (*id, it.states.clone())).collect();
-        Self { version, begins, rest, groups }
+        let segments = |states| IndexedSegments::of(&table.ranges, states);
+        let groups = table.groups.iter().map(|(id, states)| (*id, segments(states))).collect();
+        Self { version, groups, other_groups: segments(&SegmentStates::default()) }
     }
 
-    /// Returns the first address, the end and the ordinal of the segment that contains `address`, or `None` if no
-    /// segment contains it.
-    #[inline]
-    fn segment_at(&self, address: u64) -> Option<(u64, u64, u32)> {
-        let after = match self.begins.len() {
-            ..=LINEAR_SEARCH_MAX => self.begins.iter().map(|begin| usize::from(*begin <= address)).sum(),
-            _ => self.begins.partition_point(|begin| *begin <= address),
-        };
-        let at = after.checked_sub(1)?;
-        let ((end, ordinal), begin) = (*self.rest.get(at)?, *self.begins.get(at)?);
-        (address < end).then_some((begin, end, ordinal))
-    }
-
-    #[inline]
-    fn state(&self, ordinal: u32, group: GroupId) -> RegistrationState {
-        let of_group = self.groups.iter().find(|(id, _)| *id == group);
-        let state = of_group.and_then(|(_, states)| states.get(ordinal as usize));
-        state.copied().unwrap_or(RegistrationState::Pending)
-    }
-
+    /// Looks up the `bytes` bytes at `address` in `group`; see [`IndexedSegments::lookup`].
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -70,20 +123,8 @@ impl Index {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<BufferLocation>, LookupError> {
-        let Some(placement) = self.place(address, bytes)? else { return Ok(None) };
-        let state = self.state(placement.ordinal, group);
-        Ok(Some(BufferLocation { placement, state }))
-    }
-
-    /// Returns the segment that contains the `bytes` bytes at `address`, and their offset in the segment. Returns
-    /// `None` if they do not begin in a segment, and an error if they begin in a segment and extend beyond it.
-    #[inline]
-    fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
-        let Some((begin, end, ordinal)) = self.segment_at(address) else { return Ok(None) };
-        if bytes > end - address {
-            return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
-        }
-        Ok(Some(Placement { ordinal, offset: address - begin }))
+        let group = self.groups.iter().find(|(id, _)| *id == group);
+        group.map_or(&self.other_groups, |(_, segments)| segments).lookup(address, bytes)
     }
 }
 
@@ -91,12 +132,26 @@ impl Index {
 static VERSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// The number of indexes that a thread caches.
-const CACHE_SLOTS: usize = 4;
+const CACHE_SLOTS: usize = 8;
+
+/// The indexes that a thread caches, the last one that it has loaded first.
+type CachedIndexes = [Option<Arc<Index>>; CACHE_SLOTS];
 
 thread_local! {
-    /// The indexes that this thread caches. The index of a pool is at position [`Published::slot`]. If pools have the
-    /// same slot, their indexes replace each other.
-    static CACHED: RefCell<[Option<Arc<Index>>; CACHE_SLOTS]> = const { RefCell::new([const { None }; CACHE_SLOTS]) };
+    /// The indexes that this thread caches. [`ClearCache`] drops them. This value has no destructor: every access of a
+    /// thread-local with a destructor checks whether the destructor is registered and whether it has run.
+    static CACHED: ManuallyDrop<RefCell<CachedIndexes>> =
+        const { ManuallyDrop::new(RefCell::new([const { None }; CACHE_SLOTS])) };
+    static CLEAR_CACHE: ClearCache = const { ClearCache };
+}
+
+/// Drops the thread's cached indexes when the thread exits.
+struct ClearCache;
+
+impl Drop for ClearCache {
+    fn drop(&mut self) {
+        CACHED.with(|cached| cached.take());
+    }
 }
 
 /// The current table of a pool and the table's index. All threads of the process share this value.
@@ -106,19 +161,16 @@ pub(crate) struct Published {
     index: ArcSwap<Index>,
     /// The version of `index`, or of an earlier index while `store` runs.
     version: AtomicU64,
-    /// The position of this pool's index in `CACHED`.
-    slot: usize,
 }
 
 impl Default for Published {
     fn default() -> Self {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
-        let index = Index { version, ..Index::default() };
+        let table = Arc::<Table>::default();
         Self {
-            table: ArcSwap::default(),
-            index: ArcSwap::from_pointee(index),
+            index: ArcSwap::from_pointee(Index::of(&table, version)),
+            table: ArcSwap::new(table),
             version: AtomicU64::new(version),
-            slot: version as usize % CACHE_SLOTS,
         }
     }
 }
@@ -142,7 +194,8 @@ impl Published {
     /// Returns the segment that contains the `bytes` bytes at `address`, and their offset in the segment. Returns
     /// `None` if they do not lie in one segment.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<Placement> {
-        self.read(|index| index.place(address, bytes)).ok().flatten()
+        let found = self.read(|index| index.other_groups.lookup(address, bytes));
+        found.ok().flatten().map(|found| found.placement)
     }
 
     /// Publishes `table`, which the caller has made from the current table. The caller must hold the lock of the pool's
@@ -158,18 +211,27 @@ impl Published {
 
     /// Calls `read` with an index that is at least as new as the last table that was published before this call.
     #[inline]
-    pub(crate) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
-        let version = self.version.load(Ordering::Acquire);
-        let result = CACHED.try_with(|cached| {
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&Index) -> R) -> R {
+        CACHED.with(|cached| {
+            let version = self.version.load(Ordering::Acquire);
             let mut cached = cached.borrow_mut();
-            let slot = &mut cached[self.slot];
-            match slot {
-                Some(index) if index.version == version => read(index),
-                _ => read(slot.insert(self.index.load_full())),
-            }
-        });
-        // `try_with` fails only while the thread exits.
-        result.unwrap_or_else(|_| read(&self.index.load()))
+            let index = match cached.iter().flatten().find(|index| index.version == version) {
+                Some(index) => index,
+                None => self.load_index(&mut cached),
+            };
+            // The only call of `read`. With a second one, the compiler would not inline `read`.
+            read(index)
+        })
+    }
+
+    /// Loads the current index into `cached`, in place of the index that was loaded before all others.
+    #[cold]
+    fn load_index<'a>(&self, cached: &'a mut CachedIndexes) -> &'a Arc<Index> {
+        // Registers the destructor of this thread. Fails if it has already run, while the thread exits. What is then
+        // cached is leaked.
+        let _ = CLEAR_CACHE.try_with(|_| ());
+        cached.rotate_right(1);
+        cached[0].insert(self.index.load_full())
     }
 }
 
@@ -208,6 +270,14 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_exits_drops_its_cached_indexes() {
+        let pool = Published::default();
+        thread::scope(|scope| scope.spawn(|| assert_eq!(found(&pool, 0), None)).join()).unwrap();
+        // One reference in `pool`, and one here.
+        assert_eq!(Arc::strong_count(&pool.index.load_full()), 2);
+    }
+
+    #[test]
     fn a_reader_never_goes_back_to_an_earlier_table() {
         const TABLES: u64 = 2000;
         let pool = Published::default();
@@ -216,7 +286,11 @@ mod tests {
                 scope.spawn(|| {
                     let mut last = 0;
                     while last < TABLES {
-                        let count = pool.read(|index| index.begins.first().copied().unwrap_or(0));
+                        let first = |index: &Index| match index.other_groups {
+                            IndexedSegments::OneChunk([first, ..]) if first.bytes > 0 => first.begin,
+                            _ => 0,
+                        };
+                        let count = pool.read(first);
                         assert!(count >= last, "{count} after {last}");
                         last = count;
                     }

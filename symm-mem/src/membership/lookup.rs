@@ -81,7 +81,7 @@ pub(super) struct SegmentRange {
 /// States of a pool's segments in a group, by ordinal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SegmentStates {
-    pub(super) states: Vec<RegistrationState>,
+    states: Vec<RegistrationState>,
     /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
     /// This rank's registrations with `ncclCommRegister`, by ordinal.
@@ -177,7 +177,7 @@ impl SegmentStates {
         self.registered.retain(|(at, _)| *at != ordinal);
     }
 
-    fn at(&self, ordinal: u32) -> RegistrationState {
+    pub(super) fn at(&self, ordinal: u32) -> RegistrationState {
         self.states.get(ordinal as usize).copied().unwrap_or(RegistrationState::Pending)
     }
 }
