@@ -1,5 +1,6 @@
 //! Lanes: the messages of one direction between this rank and a peer, their order, and the chunks in which they go
-//! through the [ring](super#the-ring). A call, message or chunk is *eager* if it is not captured.
+//! through the [ring](super#the-ring). A call enqueues one or more messages, and uses one lane for each peer and
+//! direction. A call, message or chunk is *eager* if it is not captured.
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 

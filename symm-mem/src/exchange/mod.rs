@@ -197,12 +197,14 @@ struct ExchangeState {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation (see [`Generations`]) of one name, and the states of the plan or regions that were agreed
-/// since it became current. A plan has one [`Core`]; regions have one [`Core`] for each peer. There can be several
-/// plans, if threads of this rank have agreed on the name at the same time, with different members.
+/// The plans and regions of one name. A plan has one [`Core`]; regions have one [`Core`] for each peer.
 #[derive(Debug, Default)]
 struct NameState {
+    /// The current generation of the name.
     generations: Generations,
+    /// The last plan or regions: those that made the current generation current, and those that this rank got later
+    /// with the same generation or an earlier one. The latter exist only if threads of this rank agree on the name at
+    /// the same time, with different members.
     last: Vec<Weak<Core>>,
 }
 

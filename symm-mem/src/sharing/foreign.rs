@@ -31,7 +31,7 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// return the same value in every call, and must not block.
 ///
 /// # Threads
-/// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, because that
+/// A rendezvous calls the methods of this trait on the thread of its caller. They must not call the same rendezvous, because that
 /// would deadlock. While they run, the other members wait, up to the time limits of
 /// [`RendezvousOptions::deadline`](crate::rendezvous::RendezvousOptions::deadline). The value is dropped on the thread
 /// that drops the last reference to it, which can be a thread of another rank of this process.
@@ -130,8 +130,8 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     fn open(&self, peer: &PeerHandle<'_>) -> Result<Box<dyn OpenedMemory>, ForeignError>;
 }
 
-/// The argument of [`ForeignMemory::open`]: the memory of a rank in another process. It has a descriptor, a handle, or
-/// both.
+/// The argument of [`ForeignMemory::open`]: the memory of a rank in another process. At least one of `descriptor` and
+/// `handle` is `Some`: if memory on another host has no handle, the rendezvous is refused, and nothing is opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PeerHandle<'a> {

@@ -167,8 +167,8 @@ proptest! {
     ///   allocation logs of the members were equal.
     /// - The members have enqueued equal numbers of collectives, and of matching sends and receives. Messages that
     ///   graphs have captured are not compared.
-    /// - Every member is ready. Exception: with [`Policy::Prefix`], a check may have failed for a segment that the
-    ///   commit leaves out.
+    /// - Every member is ready ([`Readiness`]). With [`Policy::Prefix`], a member may have reported that it cannot
+    ///   register a segment, if the commit leaves out this segment.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Some(Agreed { segments, pending, .. }) = committed(decide(&records)) {
@@ -483,8 +483,9 @@ fn only_the_member_that_ended_the_group_is_blamed() {
     assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });
 }
 
-/// NCCL reserves as much address space on every member as the largest device has memory. So the decision compares the
-/// size of the new windows with the greatest amount of free address space that a rank has posted.
+/// For windows, NCCL reserves address space on every member: as much as the largest device of all members has memory.
+/// A member knows only its own device, so it posts too small an amount of free address space if its device is smaller.
+/// The decision compares the size of the new windows with the greatest posted amount.
 #[test]
 fn the_largest_device_determines_the_address_space() {
     let of = |left: [Option<u64>; 3]| {

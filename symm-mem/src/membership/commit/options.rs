@@ -25,8 +25,9 @@ pub struct CommitOptions {
     /// - In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The
     ///   wait for the other members' reports may then take 3/32 of `deadline`, at least 5 s and at most 10 min. A stage
     ///   can have several steps, such as registering and mapping, each with its own reports. The steps share these
-    ///   limits, but the wait can be up to 5 s longer if the last step begins late. If members pass different
-    ///   deadlines, the longest counts.
+    ///   limits. If a step begins less than 5 s before the end of the wait, or later, the wait is longer: it ends 5 s
+    ///   after the step has begun, and at most 5 s later than without this rule. If members pass different deadlines
+    ///   (they should not), the longest counts.
     /// - In stage 3, the work may take the time that is left of `deadline`, but at least 10 s. The wait for the reports
     ///   ends at most 5 s later. If the registration failed on a member, the others may then take 10 s to undo theirs.
     ///
