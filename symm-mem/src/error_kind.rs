@@ -1,6 +1,6 @@
 //! The kinds of errors of the operations on which ranks agree.
 
-use std::{io, time::Duration};
+use std::io;
 
 use bootstrap::agreement::Failure;
 use caching_alloc::core::symmetric::SymmetricError;
@@ -209,19 +209,6 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// This rank cannot create an [exchange](crate::exchange) yet. Another rank of this process has dropped plans or
-    /// regions, and is still closing (unmapping) its peers' memory or freeing its own. The driver calls for this can
-    /// block until that rank's device is idle. Until then, they could also block the transfers of this rank, so this
-    /// rank has waited for them, but they did not end in time. The other members of the exchange get a refusal that
-    /// names this rank.
-    #[error(
-        "another rank of this process has been closing memory of its peers for {waited:.1?}: \
-         what its device works on must end first"
-    )]
-    Closing {
-        /// The time that this rank has waited.
-        waited: Duration,
-    },
     /// A thread of an [exchange](crate::exchange) cannot be started: the thread that closes the peers' memory of
     /// dropped plans, or the thread that enforces the deadlines of transfers.
     #[error("a thread of the exchange cannot be started")]
@@ -338,7 +325,6 @@ impl ErrorKind {
             Self::NotMapped { .. } => "NotMapped",
             Self::NoChannels { .. } => "NoChannels",
             Self::NotAMember { .. } => "NotAMember",
-            Self::Closing { .. } => "Closing",
             Self::Thread(_) => "Thread",
             Self::Options { .. } => "Options",
             Self::OptionsDiffer { .. } => "OptionsDiffer",

@@ -139,7 +139,6 @@ use std::{
     fmt,
     sync::{Arc, Mutex, Weak},
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
@@ -162,7 +161,6 @@ pub use self::{
 use self::{
     core::Core,
     generation::Generations,
-    quiet::Present,
     shared::{Shared, Tools},
     slots::SLOT_BYTES,
 };
@@ -241,8 +239,6 @@ impl Exchange {
     /// # Errors
     /// - [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver): this rank cannot create its slots. The
     ///   other members get [`RendezvousRefused`](ErrorKind::RendezvousRefused).
-    /// - [`Closing`](ErrorKind::Closing): this rank has to wait while another rank of this process closes memory, and
-    ///   that takes too long. The other members get `RendezvousRefused`.
     /// - [`ErrorKind::RendezvousRefused`]: the members refuse to share their slots, for example because one of them
     ///   could not create its own. All members that have created their slots get the same refusal.
     /// - [`ErrorKind::Thread`]: a thread of the exchange cannot be started. The call may succeed on the other members.
@@ -252,11 +248,7 @@ impl Exchange {
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
-        // The other members wait in the rendezvous for this rank, for half of the deadline in the `RendezvousOptions`.
-        // `prepare` waits for at most three eighths of that deadline. So this rank can still post its slots or its
-        // error for the rendezvous in time.
-        let patience = rendezvous.inner.options.deadline / 8 * 3;
-        let (slab, tools) = match prepare(&info, context, &options, patience) {
+        let (slab, tools) = match prepare(context, &options) {
             Ok(prepared) => prepared,
             Err(kind) => {
                 // Post the error, so that the other members get a refusal that names this rank.
@@ -405,71 +397,18 @@ impl Exchange {
 }
 
 /// Allocates the slab (this rank's array of slots), and creates the exchange's [`Tools`]. Does not share the slots with
-/// peers yet. If another rank of this process is closing memory, first waits until that rank has finished, for at most
-/// `patience`.
-fn prepare(
-    info: &GroupInfo,
-    context: &Context,
-    options: &ExchangeOptions,
-    patience: Duration,
-) -> Result<(PeerMemory, Tools), ErrorKind> {
-    let deadline = Deadline::after(patience);
-    let present = Present::new(info.global_rank(), deadline);
-    let present = present.ok_or_else(|| ErrorKind::Closing { waited: deadline.waited() })?;
+/// peers yet.
+fn prepare(context: &Context, options: &ExchangeOptions) -> Result<(PeerMemory, Tools), ErrorKind> {
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
     let slab = PeerMemory::new(context, bytes, handles)?;
     slab.clear(context)?;
-    Ok((slab, Tools::new(context, options.channels, present)?))
+    Ok((slab, Tools::new(context, options.channels)?))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, time::Duration};
-
-    use cuda_driver::{Driver, sys::Api};
-    use gpu_sim::World;
-    use process_group::store::HashStore;
-    use rusty_fork::rusty_fork_test;
-
     use super::*;
-    use crate::rendezvous::RendezvousOptions;
-
-    rusty_fork_test! {
-        /// Another rank of the process closes memory for 100 ms. [`Exchange::new`] waits until that rank has finished,
-        /// although the deadline in the [`ExchangeOptions`] is 0: the limit of this wait is derived from the deadline
-        /// of the rendezvous, here 60 s.
-        #[test]
-        fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
-            let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();
-            // SAFETY: the functions belong to `world`, and everything made from them is dropped before `world`.
-            let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
-            let context = driver.device(0).unwrap().retain_primary().unwrap();
-            let far = Duration::from_secs(60);
-            let other = Present::new(7, Deadline::after(far)).unwrap();
-            let (closing, is_closing) = mpsc::channel();
-            let (end, is_ended) = mpsc::channel::<()>();
-            thread::scope(|scope| {
-                scope.spawn(move || {
-                    let moment = quiet::try_quiesce().unwrap();
-                    closing.send(()).unwrap();
-                    // Waits for 100 ms, because `end` is dropped only after `Exchange::new` has returned.
-                    let _ = is_ended.recv_timeout(Duration::from_millis(100));
-                    drop(moment);
-                });
-                is_closing.recv().unwrap();
-                let info = GroupInfo::new("alone", 0, [0], Arc::new(HashStore::new())).unwrap();
-                let options = RendezvousOptions::default().deadline(far);
-                let rendezvous = Rendezvous::new(info, &context, options).unwrap();
-                let options = ExchangeOptions::default().channels(1).deadline(Duration::ZERO);
-                let exchange = Exchange::new(&rendezvous, options).unwrap();
-                drop(end);
-                assert!(exchange.close(Deadline::after(far)).is_empty());
-            });
-            drop((other, context, driver));
-            world.finish().unwrap();
-        }
-    }
 
     /// Two threads of a rank have agreed on a name with different members at the same time. The next agreement on the
     /// name has to wait for the transfers of both plans.

@@ -20,7 +20,6 @@ use super::{
     close::Closer,
     core::Core,
     handles::Handles,
-    quiet::Present,
     slots::{SLOT_BYTES, Slots},
     watch::Watch,
 };
@@ -40,17 +39,10 @@ pub(super) struct Tools {
     watch_mirror: Mirror,
     /// The watch thread records this event after each copy to `watch_mirror`.
     watch_mirrored: Event,
-    /// The entry of this exchange in the process's list of ranks, by which [`quiet`](super::quiet) knows whether the
-    /// process has several ranks.
-    present: Present,
 }
 
 impl Tools {
-    pub(super) fn new(
-        context: &Context,
-        channels: usize,
-        present: Present,
-    ) -> Result<Self, cuda_driver::Error> {
+    pub(super) fn new(context: &Context, channels: usize) -> Result<Self, cuda_driver::Error> {
         // Streams of one priority may share a hardware queue, in which a stream that waits blocks the others. So the
         // control stream gets the highest priority.
         let (_, highest) = context.stream_priority_range()?;
@@ -59,7 +51,6 @@ impl Tools {
             mirror: Mirror::new(context, channels)?,
             watch_mirror: Mirror::new(context, channels)?,
             watch_mirrored: Event::new(context, EventFlags::DISABLE_TIMING)?,
-            present,
         })
     }
 }
@@ -81,7 +72,6 @@ pub(super) struct Shared {
     pub(super) closer: Closer,
     /// Host copy of this rank's slots, used by [`check`](Self::check). The watch thread has its own copy.
     mirror: Mutex<Mirror>,
-    _present: Present,
 }
 
 impl Shared {
@@ -92,7 +82,7 @@ impl Shared {
         tools: Tools,
         options: ExchangeOptions,
     ) -> Self {
-        let Tools { control, mirror, watch_mirror, watch_mirrored, present } = tools;
+        let Tools { control, mirror, watch_mirror, watch_mirrored } = tools;
         Self {
             info,
             context: context.clone(),
@@ -104,7 +94,6 @@ impl Shared {
             watch: Watch::new(watch_mirror, watch_mirrored),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
-            _present: present,
         }
     }
 
