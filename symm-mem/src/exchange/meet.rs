@@ -140,8 +140,13 @@ impl Exchange {
             Err(failed) => (ExchangeEnding::of_meeting(failed.ending), failed.store),
         };
         if let Some(prepared) = &prepared {
-            let is_refused_by_all = is_same_on_all && matches!(ending, ExchangeEnding::Refused(_));
-            self.clean_up(&key, prepared, contribution, &others, opened, is_refused_by_all);
+            // Without doubt, this rank has not posted its record, so the others cannot have agreed.
+            let no_member_has_it = match ending {
+                ExchangeEnding::Refused(_) => is_same_on_all,
+                ExchangeEnding::StoreFailed { in_doubt } => !in_doubt,
+                _ => false,
+            };
+            self.clean_up(&key, prepared, contribution, &others, opened, no_member_has_it);
         }
         let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
@@ -355,7 +360,7 @@ impl Exchange {
     /// Cleans up after an agreement from which this rank got no plan or regions. `others` are the other members.
     /// `opened` is the peers' memory that this rank has opened in the agreement.
     ///
-    /// If `is_refused_by_all`, no other rank got the plan or the regions either, so no peer writes to this rank's
+    /// If `no_member_has_it`, no other rank got the plan or the regions either, so no peer writes to this rank's
     /// slots. This call then frees the slots, and hands only the memory in `opened` to the [closing
     /// thread](super::close), which closes it.
     ///
@@ -370,11 +375,11 @@ impl Exchange {
         contribution: &Contribution<'_>,
         others: &[u32],
         opened: Open,
-        is_refused_by_all: bool,
+        no_member_has_it: bool,
     ) {
         let shared = &self.owner.shared;
         let (mut slots, mut peers, mut memory) = (prepared.slots.clone(), Vec::new(), Vec::new());
-        if is_refused_by_all {
+        if no_member_has_it {
             shared.slots().give_back(std::mem::take(&mut slots));
             if opened.is_empty() {
                 return;
