@@ -204,15 +204,17 @@
 //! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
 //! example, by launches on one stream.
 //!
-//! Graphs must not be launched once the group is dropped. A graph that sends zero-copy messages must not be launched
-//! after an abort either: it may write into the buffer that a receiver passed at the capture, and the receiver may have
-//! reused this buffer. All other graphs may be launched between an abort and the drop of the group. Their runs complete
-//! without valid data, and so do runs that are under way at the abort.
+//! A graph keeps the path's memory, also after the drop of the group. So graphs may run after the drop: if the group was
+//! not aborted, their messages wait until the peers run their graphs too. Exception: if another library began the
+//! capture, its graph keeps nothing, and must not be launched once the group is dropped. A graph that sends zero-copy messages must
+//! not be launched after an abort: it may write into the buffer that a receiver passed at the capture, and the receiver
+//! may have reused this buffer. All other graphs may be launched after an abort. Their runs complete without valid
+//! data, and so do runs that are under way at the abort.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
 //! words that the streams wait for, again and again until the work that the path has enqueued is done. If the path has
-//! captured messages, the thread continues until the path is dropped, because a graph may run at any time. The work
+//! captured messages, the thread continues until the path's memory is dropped, because a graph may run at any time. The work
 //! handles report why the group has ended. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
@@ -294,7 +296,7 @@ use crate::{
     domain::rank_of,
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    membership::MappedSegments,
+    membership::{MappedSegments, MappedUse},
     rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
 };
 
@@ -467,7 +469,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     let memory = rendezvous.rendezvous(&memory).map_err(of_call)?;
     let (info, attempt) = (rendezvous.group(), rendezvous.prefix(&memory).unwrap_or_default());
     let mapped = MappedSegments::of(group.id(), rank_of(group.global_rank()));
-    mapped.keep_dropped();
+    let mapped = MappedUse::of(mapped);
     let make = |flag_pages| DirectCore::new(context, rank, options.ring(), flag_pages, (mapped, memory));
     let core =
         Arc::new(meeting::exchange_flag_pages(info, context, &options, (&attempt, deadline), &call, make)?);

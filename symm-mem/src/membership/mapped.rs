@@ -4,10 +4,8 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, Weak},
 };
 
 use super::index::Published;
@@ -22,13 +20,48 @@ use crate::{
 /// number of each segment, so a number identifies the same segment on all of them.
 #[derive(Default)]
 pub(crate) struct MappedSegments {
-    segments: RwLock<Vec<MappedSegment>>,
+    list: RwLock<List>,
     /// The number of the next segment.
     next: Mutex<u64>,
-    /// Set when the group creates a [direct path](crate::direct): a transport that copies the group's messages (sends
-    /// and receives) directly between the members' memory. The messages may copy to and from the segments until the
-    /// group ends. So if a pool is dropped before then, its segments stay in the list.
-    is_used: AtomicBool,
+}
+
+#[derive(Default)]
+struct List {
+    segments: Vec<MappedSegment>,
+    /// The number of [`MappedUse`]s. While there are any, the segments of a pool that is dropped, or that forgets the
+    /// group, stay in the list.
+    users: usize,
+}
+
+/// Keeps the segments in a group's list, because messages (sends and receives) of the group's
+/// [direct path](crate::direct) copy to and from them, also when a graph with such messages runs later. Each direct path
+/// has one, until the path is dropped.
+#[derive(Debug)]
+pub(crate) struct MappedUse(Arc<MappedSegments>);
+
+impl MappedUse {
+    pub(crate) fn of(segments: Arc<MappedSegments>) -> Self {
+        segments.write().users += 1;
+        Self(segments)
+    }
+}
+
+impl Deref for MappedUse {
+    type Target = MappedSegments;
+
+    fn deref(&self) -> &MappedSegments {
+        &self.0
+    }
+}
+
+impl Drop for MappedUse {
+    fn drop(&mut self) {
+        let mut list = self.0.write();
+        list.users -= 1;
+        if list.users == 0 {
+            remove(list, |segment| segment.is_left);
+        }
+    }
 }
 
 /// A segment that the members of a group have mapped from each other. Keeps the pool's memory allocated.
@@ -40,6 +73,8 @@ pub(crate) struct MappedSegment {
     memory: Arc<PoolMemory>,
     table: Arc<Published>,
     ordinal: u32,
+    /// True once the pool is dropped, or has forgotten the group.
+    is_left: bool,
 }
 
 impl MappedSegment {
@@ -49,7 +84,7 @@ impl MappedSegment {
         (memory, table): (&Arc<PoolMemory>, &Arc<Published>),
         ordinal: u32,
     ) -> Self {
-        Self { number, group, memory: memory.clone(), table: table.clone(), ordinal }
+        Self { number, group, memory: memory.clone(), table: table.clone(), ordinal, is_left: false }
     }
 
     /// Returns two values: this rank's own memory of the segment, and the mappings of the members' memory of it.
@@ -84,39 +119,30 @@ impl MappedSegments {
         *lock(&self.next)
     }
 
-    /// Removes the entries for which `is_gone` returns true. Drops them after the lock is released, because a drop may
-    /// free memory.
-    fn remove(&self, is_gone: impl Fn(&MappedSegment) -> bool) {
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        let removed: Vec<MappedSegment> = segments.extract_if(.., |segment| is_gone(segment)).collect();
-        drop(segments);
-        drop(removed);
+    fn write(&self) -> RwLockWriteGuard<'_, List> {
+        self.list.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes later calls of [`pool_dropped`](Self::pool_dropped) keep the segments of the dropped pool in the list,
-    /// because messages of the group's [direct path](crate::direct) may copy to and from them.
-    pub(crate) fn keep_dropped(&self) {
-        self.is_used.store(true, Ordering::Relaxed);
-    }
-
-    /// Removes the segments of a pool that is being dropped, unless messages may copy to and from them.
-    pub(super) fn pool_dropped(&self, memory: &Arc<PoolMemory>) {
-        if !self.is_used.load(Ordering::Relaxed) {
-            self.forget(memory);
+    /// Removes the segments of a pool that is being dropped, or that forgets the group. `memory` is the memory of this
+    /// pool. If there is a [`MappedUse`], they are removed when the last one is dropped.
+    pub(super) fn leave(&self, memory: &Arc<PoolMemory>) {
+        let mut list = self.write();
+        let is_of_pool = |segment: &MappedSegment| Arc::ptr_eq(&segment.memory, memory);
+        if list.users == 0 {
+            return remove(list, is_of_pool);
         }
-    }
-
-    /// Removes the segments of the pool with this memory. Called once the group no longer uses their mappings.
-    pub(super) fn forget(&self, memory: &Arc<PoolMemory>) {
-        self.remove(|segment| Arc::ptr_eq(&segment.memory, memory));
+        list.segments
+            .iter_mut()
+            .filter(|segment| is_of_pool(segment))
+            .for_each(|segment| segment.is_left = true);
     }
 
     /// Adds segments that all members have mapped, and removes the entries of retired segments. Does nothing if `new`
     /// is empty.
     pub(super) fn add(&self, new: Vec<MappedSegment>) {
         let Some(next) = new.iter().map(|segment| segment.number + 1).max() else { return };
-        self.remove(|segment| segment.mapping().is_none());
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
+        remove(self.write(), |segment| segment.mapping().is_none());
+        self.write().segments.extend(new);
         // Increase `next` only after the segments are added: a number below `next` that is not in the list must belong
         // to a segment that was removed, not to one that is still to be added.
         let mut current = lock(&self.next);
@@ -126,9 +152,9 @@ impl MappedSegments {
     /// Returns the number of the segment that contains the `bytes` bytes at `address`, and the offset of `address` in
     /// the segment in bytes. `None` if the bytes do not lie in one segment that all members have mapped.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.read().unwrap_or_else(PoisonError::into_inner);
         // The segments of a pool are mostly adjacent in the list, so the table of each pool is searched about once.
-        let pools = segments.chunk_by(|one, other| Arc::ptr_eq(&one.table, &other.table));
+        let pools = list.segments.chunk_by(|one, other| Arc::ptr_eq(&one.table, &other.table));
         pools.into_iter().find_map(|pool| {
             let place = pool.first()?.table.place(address, bytes)?;
             let segment = pool.iter().find(|segment| segment.ordinal == place.ordinal)?;
@@ -137,9 +163,17 @@ impl MappedSegments {
     }
 
     pub(crate) fn find(&self, number: u64) -> Option<MappedSegment> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.iter().find(|segment| segment.number == number).cloned()
+        let list = self.list.read().unwrap_or_else(PoisonError::into_inner);
+        list.segments.iter().find(|segment| segment.number == number).cloned()
     }
+}
+
+/// Removes the segments for which `is_gone` returns true. Drops them after the lock is released, because a drop may free
+/// memory.
+fn remove(mut list: RwLockWriteGuard<'_, List>, is_gone: impl Fn(&MappedSegment) -> bool) {
+    let removed: Vec<MappedSegment> = list.segments.extract_if(.., |segment| is_gone(segment)).collect();
+    drop(list);
+    drop(removed);
 }
 
 impl fmt::Debug for MappedSegments {

@@ -109,7 +109,7 @@ impl Memberships {
         let _peers = self.known_state(group).and_then(|group_state| {
             let mut group_state = lock(&group_state);
             let peers = group_state.peers.take();
-            group_state.mapped.forget(&self.memory);
+            group_state.mapped.leave(&self.memory);
             group_state.forget(&self.retired());
             peers
         });
@@ -147,7 +147,7 @@ impl Drop for Memberships {
         // path (`crate::direct`) may still use them. The list may outlive this pool, and the entries keep the pool's
         // memory allocated.
         for group_state in lock(&self.group_states).values() {
-            lock(group_state).mapped.pool_dropped(&self.memory);
+            lock(group_state).mapped.leave(&self.memory);
         }
     }
 }

@@ -48,6 +48,6 @@ pub use self::{
 pub(crate) use self::{group::readiness, group_state::GroupState};
 pub(crate) use self::{
     index::Index,
-    mapped::{MappedSegment, MappedSegments},
+    mapped::{MappedSegment, MappedSegments, MappedUse},
     memberships::Memberships,
 };

@@ -139,10 +139,10 @@ impl DirectCore {
     }
 
     /// Called when the group is dropped. Aborts launched work that still runs (captured work does not count), and drops
-    /// the memory:
+    /// the memory. If a graph has messages of the path, the memory is dropped with the last such graph. Otherwise:
     /// - If the work has not ended after [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
     /// - If the work has ended, and the path was aborted and has captured work: after [`settle`](Self::settle), because
-    ///   runs of graphs may still use the memory.
+    ///   runs of graphs, on this rank or on peers, may still use the buffers of messages.
     /// - Otherwise: at once.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
@@ -160,6 +160,9 @@ impl DirectCore {
         if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }
+        if self.graph_holds.load(Ordering::Acquire) > 0 {
+            return;
+        }
         // The thread started by an abort, and calls on `Direct` handles, may still hold a reference for a short time.
         while let Err(held) = Arc::try_unwrap(self) {
             self = held;
@@ -167,7 +170,7 @@ impl DirectCore {
         }
     }
 
-    /// Gives runs of graphs time to end, before the caller drops the memory that they use. Repeatedly ends the waits of
+    /// Gives runs of graphs time to end, before the caller drops the path or reuses the buffers of messages. Repeatedly ends the waits of
     /// this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest after
     /// [`PATIENCE`]:
     /// - No stream of this rank has completed a wait.

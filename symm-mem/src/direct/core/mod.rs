@@ -8,7 +8,7 @@ mod reach;
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -33,7 +33,7 @@ use super::{
     place::MappedPlace,
     zero_copy::{ZeroCopyOffer, ZeroCopyTake},
 };
-use crate::{lock::lock, membership::MappedSegments, rendezvous::SymmetricMemory};
+use crate::{lock::lock, membership::MappedUse, rendezvous::SymmetricMemory};
 
 /// Counts of this rank's messages on a direct path, sent and received together. Returned by
 /// [`Direct::report`](super::Direct::report). A message is counted during its call, so a captured message is counted
@@ -73,10 +73,14 @@ pub(super) struct DirectCore {
     /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
     /// time.
     has_captured: AtomicBool,
+    /// Number of [`GraphHold`]s.
+    graph_holds: AtomicUsize,
+    /// The id of the last capture with a launch, and the hold of its graph.
+    last_hold: Mutex<(u64, Weak<GraphHold>)>,
     /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
     /// The pool segments that all members have mapped.
-    mapped: Arc<MappedSegments>,
+    mapped: MappedUse,
     /// The flag pages of all ranks, by rank.
     pub(super) flag_pages: Vec<FlagPage>,
     /// The memory of all ranks in which the rings lie.
@@ -89,6 +93,22 @@ struct EnqueueGuard<'a>(&'a DirectCore);
 impl Drop for EnqueueGuard<'_> {
     fn drop(&mut self) {
         self.0.enqueuers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Keeps the path's memory for a graph with messages, also after the drop of the group.
+struct GraphHold(Arc<DirectCore>);
+
+impl GraphHold {
+    fn of(core: &Arc<DirectCore>) -> Arc<Self> {
+        core.graph_holds.fetch_add(1, Ordering::AcqRel);
+        Arc::new(Self(core.clone()))
+    }
+}
+
+impl Drop for GraphHold {
+    fn drop(&mut self) {
+        self.0.graph_holds.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -113,7 +133,7 @@ impl DirectCore {
         rank: usize,
         ring: Ring,
         flag_pages: Vec<FlagPage>,
-        (mapped, memory): (Arc<MappedSegments>, SymmetricMemory),
+        (mapped, memory): (MappedUse, SymmetricMemory),
     ) -> cuda_driver::Result<Self> {
         let world = flag_pages.len();
         let lanes =
@@ -132,6 +152,8 @@ impl DirectCore {
             given_up_since: (0..world).map(|_| OnceLock::new()).collect(),
             enqueuers: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
+            graph_holds: AtomicUsize::new(0),
+            last_hold: Mutex::new((0, Weak::new())),
             launched: Default::default(),
             mapped,
             flag_pages,
@@ -165,7 +187,7 @@ impl DirectCore {
     /// # Safety
     /// As [`Path::launch`](process_group::Path::launch).
     pub(super) unsafe fn launch(
-        &self,
+        self: &Arc<Self>,
         messages: &[Message],
         stream: &Stream,
         deadline: Deadline,
@@ -264,9 +286,10 @@ impl DirectCore {
         let _ = unsafe { self.enqueue(&mut launches, stream, None) };
     }
 
-    /// If `stream` captures, returns the id of the capture, and records that the path has captured work. Otherwise
-    /// returns `None`. Refuses a captured launch if the ring has no slots for graphs, or if the capture is invalid.
-    fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
+    /// If `stream` captures, returns the id of the capture, records that the path has captured work, and makes the graph
+    /// keep the path's memory, unless another library began the capture. Otherwise returns `None`. Refuses a captured launch if the ring has no slots for graphs,
+    /// or if the capture is invalid.
+    fn capture(self: &Arc<Self>, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
             CaptureInfo { status: CaptureStatus::None, .. } => Ok(None),
@@ -275,6 +298,12 @@ impl DirectCore {
             ),
             CaptureInfo { id: Some(id), .. } => {
                 self.has_captured.store(true, Ordering::Relaxed);
+                let mut last = lock(&self.last_hold);
+                let known = last.1.upgrade().filter(|_| last.0 == id);
+                let hold = known.unwrap_or_else(|| GraphHold::of(self));
+                *last = (id, Arc::downgrade(&hold));
+                drop(last);
+                stream.keep_in_graph(hold)?;
                 Ok(Some(id))
             }
             _ => refused("the stream's capture was ruined by another call"),

@@ -1,7 +1,10 @@
 //! Captured messages: correct in every run, or refused before anything is captured.
 
 use cuda_driver::graph::CaptureMode;
-use process_group::group::{GroupErrorKind, PathError};
+use process_group::{
+    comm::wait_for_dropped,
+    group::{GroupErrorKind, PathError},
+};
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
 
@@ -188,6 +191,38 @@ fn a_run_long_after_an_abort_ends_too() {
         }
         drop(graph);
         let _ = group.abort(far());
+    });
+    machine.finish();
+}
+
+/// The graph keeps the flag pages and rings, which the group's path had allocated.
+#[test]
+fn a_graph_runs_after_the_drop_of_its_group() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&[0; 1000]));
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // SAFETY: the memory lives until the stream is done.
+        let message = unsafe {
+            if rank.rank == 0 {
+                group.raw().send(buffer(&memory), 1, &stream)
+            } else {
+                group.raw().recv(buffer(&memory), 0, &stream)
+            }
+        };
+        message.unwrap();
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        group.destroy(far()).unwrap();
+        wait_for_dropped(far());
+        for seed in 1..4 {
+            if rank.rank == 0 {
+                rank.write(memory.ptr(), &pattern(seed, 1000));
+            }
+            stream.launch(&graph).unwrap();
+            stream.synchronize().unwrap();
+            assert!(rank.read(memory.ptr(), 1000) == pattern(seed, 1000));
+        }
     });
     machine.finish();
 }

@@ -4,7 +4,10 @@ use std::{sync::Barrier, thread, time::Duration};
 
 use cuda_driver::{WaitCondition, graph::CaptureMode, memory::DeviceMemory};
 use gpu_sim::{Action, Injection};
-use process_group::{comm::DataType, group::Buffer};
+use process_group::{
+    comm::{DataType, wait_for_dropped},
+    group::Buffer,
+};
 use symm_mem::{CommitOptions, Refusal, SymmetricBlock};
 
 use super::{
@@ -357,6 +360,61 @@ fn the_path_keeps_the_memory_of_a_pool_that_one_rank_drops() {
         assert_eq!(direct.report().unwrap().zero_copy, 1);
         drop(kept);
         group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// Rank 1's graph copies from the segment of rank 0.
+#[test]
+fn a_graph_reaches_the_peers_segment_after_its_pool_has_forgotten_the_group() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let job = Job::new(&rank);
+        let block = job.block(MIB);
+        let other = rank.memory(&[0; 1000]);
+        job.commit();
+        let at = if job.me() == 0 { block.ptr() } else { other.ptr() };
+        if job.me() == 1 {
+            job.group.barrier(far()).unwrap();
+        }
+        let capture = job.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        job.message(at, 1000).unwrap();
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        if job.me() == 0 {
+            job.group.barrier(far()).unwrap();
+            rank.write(block.ptr(), &pattern(5, 1000));
+        }
+        assert_eq!(job.report(), (1, 0));
+        job.pool.forget(job.group.id());
+        // This commit drops the mappings of groups that are gone.
+        let more = job.block(4 * MIB);
+        job.commit();
+        job.stream.launch(&graph).unwrap();
+        job.stream.synchronize().unwrap();
+        assert!(rank.read(at, 1000) == pattern(5, 1000));
+        drop((graph, block, more));
+        job.leave();
+    });
+    machine.finish();
+}
+
+/// The group's list of mapped segments lives as long as any pool that was committed for the group.
+#[test]
+fn the_memory_of_a_dropped_pool_is_freed_with_the_group_although_another_pool_lives() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let Job { group, pool, .. } = Job::new(&rank);
+        let other = rank.pool(&group);
+        let [block, of_other] =
+            [(&pool, MIB), (&other, 16 * MIB)].map(|(pool, bytes)| pool.allocate(bytes as u64).unwrap());
+        assert_eq!((commit(&pool, &group), commit(&other, &group)), (1, 1));
+        let free = || rank.context.memory_info().unwrap().0;
+        drop((of_other, other));
+        let before = free();
+        group.destroy(far()).unwrap();
+        wait_for_dropped(far());
+        assert!(free() >= before + 16 * MIB, "{} is free, and {before} was before", free());
+        drop((block, pool));
     });
     machine.finish();
 }
