@@ -14,20 +14,24 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// Whether a rank supports NCCL windows for a group.
+/// The description of [`WindowSupport::NotRequested`].
+pub(super) const NOT_REQUESTED: &str = "CommitOptions::windows is false";
+
+/// Whether a rank supports NCCL windows for a group, and wants them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
     /// The communication library supports windows for this group, as far as the rank can determine before it registers
     /// a window.
     Available,
-    /// The library does not support windows for this group, or the caller of the commit requested none
-    /// ([`CommitOptions::windows`](crate::CommitOptions::windows)).
+    /// The library does not support windows for this group.
     Unavailable {
         /// The reason. The text is the same on every rank with the same library and environment.
         reason: String,
     },
+    /// The caller of the commit requested no windows ([`CommitOptions::windows`](crate::CommitOptions::windows)).
+    NotRequested,
 }
-wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason } });
+wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason }, 2 => NotRequested {} });
 
 /// The capabilities of a rank's libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +39,7 @@ pub struct Capabilities {
     /// The version code of the communication library (`ncclGetVersion`).
     pub library: u32,
     /// The support of windows for the group that commits. The members' reasons are not compared, so the values count as
-    /// equal if windows are available on all members or unavailable on all members.
+    /// equal if windows are unavailable on all members.
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
@@ -48,8 +52,12 @@ impl Capabilities {
         if !libraries.is_unanimous() {
             return Some((Capability::Library, libraries.map(|code| code.to_string())));
         }
-        let windows = split(of_ranks, |it| it.windows == WindowSupport::Available);
         // The reasons for missing windows are shown, but not compared: they may depend on a rank's environment.
+        let windows = split(of_ranks, |it| match it.windows {
+            WindowSupport::Available => 0,
+            WindowSupport::Unavailable { .. } => 1,
+            WindowSupport::NotRequested => 2,
+        });
         (!windows.is_unanimous()).then(|| (Capability::Windows, split(of_ranks, |it| it.windows.to_string())))
     }
 }
@@ -59,6 +67,7 @@ impl fmt::Display for WindowSupport {
         match self {
             Self::Available => out.write_str("available"),
             Self::Unavailable { reason } => write!(out, "unavailable ({reason})"),
+            Self::NotRequested => out.write_str(NOT_REQUESTED),
         }
     }
 }

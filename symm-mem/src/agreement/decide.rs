@@ -11,7 +11,7 @@ use process_group::group::GroupId;
 
 use super::{
     Ranks, ValuesByRank,
-    capabilities::{Capabilities, WindowSupport},
+    capabilities::{Capabilities, NOT_REQUESTED, WindowSupport},
     opening,
     plan::{After, Agreed, CommitDecision, CommitPlan, RegistrationOutcome, Rejection},
     poison::{NoWindows, Poison},
@@ -268,6 +268,7 @@ fn without_windows(records: &[RankedRecord<'_>]) -> Option<NoWindows> {
     records.iter().find_map(|(_, record)| match &record.capabilities.windows {
         WindowSupport::Available => None,
         WindowSupport::Unavailable { reason } => Some(NoWindows::Unsupported { reason: reason.clone() }),
+        WindowSupport::NotRequested => Some(NoWindows::Unsupported { reason: NOT_REQUESTED.to_owned() }),
     })
 }
 

@@ -115,7 +115,7 @@ pub(crate) use waits::describe_circle;
 
 /// The version of all messages of this crate's agreements: [records, plans, outcomes and
 /// decisions](crate::agreement#terms). If ranks have different versions, their agreements are refused on all of them.
-pub const PROTOCOL_VERSION: u16 = 13;
+pub const PROTOCOL_VERSION: u16 = 14;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 

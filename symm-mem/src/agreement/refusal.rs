@@ -122,7 +122,7 @@ pub enum Refusal {
         policies: ValuesByRank<Policy>,
     },
     /// Ranks have different versions of the communication library, or only some ranks support windows.
-    #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
+    #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library, environment and CommitOptions::windows", values.describe(String::clone))]
     CapabilityMismatch {
         /// The capability that differs.
         what: Capability,

@@ -46,6 +46,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
     let windows = prop_oneof![
         8 => Just(WindowSupport::Available),
         1 => Just(WindowSupport::Unavailable { reason: "2.28.3".to_owned() }),
+        1 => Just(WindowSupport::NotRequested),
     ];
     (select(vec![22809u32, 22809, 22809, 23007]), windows)
         .prop_map(|(library, windows)| Capabilities { library, windows })
@@ -266,7 +267,7 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
 fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     let record = bytes(&plain(1, &[(64, 7)]).1);
     let hash = record.iter().fold(0u64, |hash, byte| hash::chain(hash, [u64::from(*byte)]));
-    assert_eq!((PROTOCOL_VERSION, record.len(), hash), (13, 109, 82_412_561_143_617_442));
+    assert_eq!((PROTOCOL_VERSION, record.len(), hash), (14, 109, 82_412_561_143_617_442));
     let decision = bytes(&decide(&[plain(0, &[(64, 7)]), plain(1, &[(64, 7)])]));
     let unmapped = [&[2, 1, 0, 0, 0, 0, 4, 0, 0, 0][..], b"none"].concat();
     let expected = [&[0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &unmapped].concat();
