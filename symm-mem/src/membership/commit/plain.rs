@@ -35,9 +35,10 @@ impl Memberships {
         left: Duration,
     ) -> (Result<bool, Ending>, Option<StoreError>) {
         let deadline = Deadline::after(left.max(ACTION_FLOOR));
-        let (attempt, mut registered) = match self.try_to_register(group, segments, deadline) {
-            Ok(registered) => (Attempt::Done {}, registered),
-            Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
+        let mut registered = Vec::new();
+        let attempt = match self.try_to_register(group, segments, &mut registered, deadline) {
+            Ok(()) => Attempt::Done {},
+            Err(error) => Attempt::Failed { cause: cause(group, error) },
         };
         let member = group_state.log.plain_member(deadline.remaining());
         let agreed = agreement::run::<RegistrationProtocol>(
@@ -103,17 +104,16 @@ impl Memberships {
         kept
     }
 
-    /// Registers all of `segments`, or none: if one registration fails, the earlier ones are undone before the error is
-    /// returned. Returns the registrations by ordinal.
+    /// Registers `segments`, and adds the registrations to `registered`, by ordinal. Stops at the first failure.
     fn try_to_register(
         &self,
         group: &dyn SymmetricGroup,
         segments: &[Segment],
+        registered: &mut Vec<(u32, Arc<PlainRegistration>)>,
         deadline: Deadline,
-    ) -> Result<Vec<(u32, Arc<PlainRegistration>)>, String> {
+    ) -> Result<(), String> {
         let communicator = group.communicator();
         communicator.keep(self.memory().clone() as Arc<dyn Any + Send + Sync>);
-        let mut registered = Vec::new();
         for Segment { ordinal, bytes, .. } in segments {
             let address =
                 self.memory().arena().segments().get(*ordinal as usize).map_or(0, |it| it.memory.address);
@@ -131,6 +131,6 @@ impl Memberships {
             }
             registered.push((*ordinal, Arc::new(PlainRegistration::new(registration))));
         }
-        Ok(registered)
+        Ok(())
     }
 }

@@ -52,6 +52,49 @@ fn where_one_cannot_register_none_does_and_all_are_told_who() {
     assert_eq!(told[0].2, told[1].2);
 }
 
+/// NCCL has no windows here, so the segment would be registered with `ncclCommRegister`, but rank 1 wants nothing
+/// registered.
+#[test]
+fn ranks_that_differ_in_whether_to_register_are_all_refused() {
+    run(
+        2,
+        NCCL_2_28_3,
+        |_| {},
+        |rank| {
+            let (pool, block) = rank.pool_with_bucket();
+            let error = pool.commit(&rank.world, options().windows(rank.rank == 0)).expect_err("they differ");
+            assert_eq!(error.name(), "CapabilityMismatch", "{error}");
+            assert!(error.to_string().contains("rank 1: CommitOptions::windows is false"), "{error}");
+            assert!(pool.commit(&rank.world, options()).expect("they agree").registered);
+            drop((pool, block));
+            rank.leave();
+        },
+    );
+}
+
+/// Rank 0 has registered part of the second segment itself, so it cannot register that segment, and undoes its
+/// registration of the first. Rank 1 undoes both of its own. The first of these deregistrations fails.
+#[test]
+fn a_rank_that_cannot_undo_its_registration_has_a_dead_group() {
+    let fail = |world: &World| {
+        world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2)).nth(1)).unwrap();
+    };
+    let names = run(2, NCCL_2_28_3, fail, |rank| {
+        let pool = rank.pool();
+        let blocks = [0, 1].map(|_| pool.allocate(2 * MIB).expect("there is room"));
+        let communicator = rank.world.communicator();
+        // SAFETY: no collective uses the block, which outlives the registration.
+        let own = (rank.rank == 0)
+            .then(|| unsafe { communicator.register(blocks[1].ptr(), 4096, soon()) }.expect("it is free"));
+        let name = pool.commit(&rank.world, options()).map_err(|error| error.name()).err();
+        drop(own);
+        drop((blocks, pool));
+        rank.abandon();
+        name
+    });
+    assert!(names.contains(&Some("RegistrationFailed")), "{names:?}");
+}
+
 #[test]
 fn a_retired_segment_is_registered_no_more_and_the_others_are() {
     run(
