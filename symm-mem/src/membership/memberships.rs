@@ -9,7 +9,10 @@ use std::{
 use caching_alloc::core::symmetric::{SymmetricArena, SymmetricSegment};
 use process_group::group::places_changed;
 
-use super::{group_state::GroupState, index::Published, lookup::Table, meetings::Meetings, places::Places};
+use super::{
+    group_state::GroupState, index::Published, lookup::Table, meetings::Meetings, places::Places,
+    registration_guard::PoolUses,
+};
 use crate::{
     agreement::{GroupId, GroupLog, PoolId},
     domain::Domain,
@@ -27,6 +30,7 @@ pub(crate) struct Memberships {
     /// retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
+    pub(super) uses: PoolUses,
 }
 
 impl Memberships {
@@ -38,6 +42,7 @@ impl Memberships {
             group_states: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
+            uses: PoolUses::default(),
         }
     }
 

@@ -39,3 +39,52 @@ impl Drop for RegistrationGuard<'_> {
         lock(&COMMITTING).retain(|key| *key != self.key);
     }
 }
+
+/// The commits and retirements of a pool that are in progress on this rank. A retirement frees segments that a commit
+/// in another thread may be registering, so they exclude each other. Commits for different groups do not.
+#[derive(Default)]
+pub(super) struct PoolUses(Mutex<Uses>);
+
+#[derive(Default)]
+struct Uses {
+    commits: usize,
+    is_retiring: bool,
+}
+
+/// The right to commit the pool, or to retire segments of it. Dropping this value releases the right.
+pub(super) struct PoolUse<'a> {
+    uses: &'a PoolUses,
+    is_retirement: bool,
+}
+
+impl PoolUses {
+    /// Takes the right to commit. Returns `None` during a retirement.
+    pub(super) fn commit(&self) -> Option<PoolUse<'_>> {
+        let mut uses = lock(&self.0);
+        if uses.is_retiring {
+            return None;
+        }
+        uses.commits += 1;
+        Some(PoolUse { uses: self, is_retirement: false })
+    }
+
+    /// Takes the right to retire segments. Returns `None` during a commit or another retirement.
+    pub(super) fn retire(&self) -> Option<PoolUse<'_>> {
+        let mut uses = lock(&self.0);
+        if uses.is_retiring || uses.commits > 0 {
+            return None;
+        }
+        uses.is_retiring = true;
+        Some(PoolUse { uses: self, is_retirement: true })
+    }
+}
+
+impl Drop for PoolUse<'_> {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.uses.0);
+        match self.is_retirement {
+            true => uses.is_retiring = false,
+            false => uses.commits -= 1,
+        }
+    }
+}

@@ -77,7 +77,11 @@ impl Memberships {
     ) -> Result<RetireReport, Error> {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
-        let (participants, trouble) = self.participants(groups);
+        let (participants, mut trouble) = self.participants(groups);
+        let pool_use = self.uses.retire();
+        if pool_use.is_none() {
+            trouble.get_or_insert("another thread commits this pool, or retires segments of it".to_owned());
+        }
         let group_states: Vec<Arc<Mutex<GroupState>>> =
             participants.iter().map(|participant| participant.group_state.clone()).collect();
         let readiness = readiness_of(&participants, trouble, self.memory().context());

@@ -92,8 +92,15 @@ impl Memberships {
         {
             return Err(error);
         }
-        let guard = RegistrationGuard::take(group.communicator());
-        let local_state = LocalState::of(group, options, inside_group, guard.is_some());
+        let (guard, pool_use) = (RegistrationGuard::take(group.communicator()), self.uses.commit());
+        let conflict = match (&guard, &pool_use) {
+            (None, _) => Some(
+                "another thread commits another pool for this group; the same one must come first on every rank",
+            ),
+            (_, None) => Some("another thread retires segments of this pool; the retirement must end first"),
+            _ => None,
+        };
+        let local_state = LocalState::of(group, options, inside_group, conflict);
         let (result, segments, failure) = self.run_commit(group, &mut group_state, options, local_state);
         let (result, failure) = match result {
             Ok(report)

@@ -33,28 +33,22 @@ pub(crate) struct LocalState {
 impl LocalState {
     /// Collects the state.
     /// - `inside_group` is true if the thread that requested the commit has an NCCL group open (`ncclGroupStart`).
-    /// - `has_guard` is true if this commit has the communicator's
-    ///   [`RegistrationGuard`](crate::membership::registration_guard::RegistrationGuard). If it is false, another
-    ///   commit or retirement of this process uses the communicator, and this rank reports that it is not ready.
+    /// - `conflict` describes a commit or retirement of another thread that excludes this commit. This rank then reports
+    ///   that it is not ready.
     pub(super) fn of(
         group: &dyn SymmetricGroup,
         options: CommitOptions,
         inside_group: bool,
-        has_guard: bool,
+        conflict: Option<&str>,
     ) -> Self {
         let communicator = group.communicator();
-        let trouble = match has_guard {
-            true => check(communicator, options.windows).err().map(|error| cause(group, error)),
-            false => {
-                let cause = "another thread commits another pool for this group; the same one must come first on every rank";
-                Some(cause.to_owned())
-            }
+        let trouble = match conflict {
+            Some(cause) => Some(cause.to_owned()),
+            None => check(communicator, options.windows).err().map(|error| cause(group, error)),
         };
         let is_capturing = is_capturing(communicator.context()).map_err(|error| error.to_string());
         let windows = match group.windows_supported() {
-            _ if !options.windows => {
-                WindowSupport::Unavailable { reason: "CommitOptions::windows is false".to_owned() }
-            }
+            _ if !options.windows => WindowSupport::NotRequested,
             Ok(()) => WindowSupport::Available,
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
         };

@@ -5,6 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -13,6 +14,7 @@ use caching_alloc::{
     driver::{Sharing, VirtualMemorySource},
 };
 use gpu_sim::{Action, Injection};
+use process_group::store::Store;
 use symm_mem::{
     BufferLocation, CommitReport, Error, ErrorKind, Geometry, Poison, Refusal, RegistrationState,
     RetireReport, SymmetricBlock, SymmetricGroup, SymmetricPool,
@@ -339,6 +341,40 @@ fn half_enqueued_collectives_stop_a_retirement() {
         retire(&pool, &[0], &groups).expect("nothing holds it");
         rank.check(&second, &rank.world);
         drop((second, pool));
+        rank.leave();
+    });
+}
+
+/// On rank 0, another thread commits the pool for the world, in which rank 1 takes part only after the retirement.
+/// Without the refusal, the memory of a segment could be freed while the commit registers it.
+#[test]
+fn a_retirement_during_a_commit_of_another_thread_is_refused_on_all_ranks() {
+    on_ranks(2, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        drop(block);
+        let commit = || assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        let is_refused = || {
+            let refused = refusal(retire(&pool, &[0], &[]));
+            assert!(
+                matches!(&refused, Refusal::PeerPrepareFailed { rank: 0, cause, .. }
+                if cause.contains("another thread commits this pool")),
+                "{refused}"
+            );
+        };
+        if rank.rank == 0 {
+            thread::scope(|scope| {
+                let other = scope.spawn(commit);
+                let record = job::commit_key(&pool, rank.world.id(), "records/0");
+                rank.world.job_store().get(&record, job::soon()).expect("the other thread has begun");
+                is_refused();
+                other.join().expect("no panic");
+            });
+        } else {
+            is_refused();
+            commit();
+        }
+        assert_eq!(retire(&pool, &[0], &[&rank.world]).expect("no commit is in progress").windows, 1);
+        drop(pool);
         rank.leave();
     });
 }
