@@ -268,10 +268,18 @@ impl Exchange {
             plans: Mutex::default(),
             threads: Mutex::default(),
         };
-        for (name, work) in [("symm-close", close::run as fn(&Shared)), ("symm-watch", watch::run)] {
-            let shared = shared.clone();
-            let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared));
-            let thread = thread.map_err(|error| call.error(ErrorKind::Thread(error)))?;
+        let threads = [
+            ("symm-close", close::run as fn(&Shared)),
+            ("symm-copy", watch::run_copies),
+            ("symm-watch", watch::run),
+        ];
+        for (name, work) in threads {
+            let of_thread = shared.clone();
+            let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&of_thread));
+            let thread = thread.map_err(|error| {
+                shared.watch.end_copies();
+                call.error(ErrorKind::Thread(error))
+            })?;
             lock(&owner.threads).push(thread);
         }
         Ok(Self { owner: Arc::new(owner) })

@@ -1,7 +1,9 @@
 //! The watch thread of an [exchange](super::Exchange), which enforces the deadlines of its transfers. A stream cannot
 //! enforce them, because it waits for a word in device memory without a time limit. A caller cannot enforce them while
 //! it is blocked in the synchronization of such a stream. The watch thread must not block in the same way, so it makes
-//! no call that waits for the device or for another rank.
+//! no call that waits for the device or for another rank. Its only calls of the driver query events and enqueue writes
+//! of words: on H200, these return even while another thread is blocked in `cuMemFree`, which waits for the device. The
+//! calls that block then (copies, and records of events) are made by another thread, the *copy thread*.
 //!
 //! In this file, a *plan* is one [`Core`]: a [`Plan`](super::Plan), or the transfers between the regions of two ranks.
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
@@ -86,8 +88,23 @@ pub(super) struct Watch {
     changed: Condvar,
     /// Host copy of this rank's slots.
     mirror: Mirror,
-    /// The thread records this event after each copy to `mirror`.
+    /// The copy thread records this event after each copy to `mirror`.
     mirrored: Event,
+    copy: Mutex<SlotCopy>,
+    copy_changed: Condvar,
+}
+
+/// The state of the copy of this rank's slots to the host.
+#[derive(Clone, Copy)]
+enum SlotCopy {
+    /// No copy was enqueued, or it failed.
+    Missing,
+    /// The copy thread is to enqueue a copy.
+    Wanted,
+    /// The copy thread began to enqueue the copy at this time, and has enqueued it.
+    Enqueued(Instant),
+    /// The copy thread is to end.
+    Ended,
 }
 
 #[derive(Default)]
@@ -118,7 +135,19 @@ impl WatchState {
 
 impl Watch {
     pub(super) fn new(mirror: Mirror, mirrored: Event) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), mirror, mirrored }
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let (copy, copy_changed) = (Mutex::new(SlotCopy::Missing), Condvar::new());
+        Self { state, changed, mirror, mirrored, copy, copy_changed }
+    }
+
+    fn set_copy(&self, state: SlotCopy) {
+        *lock(&self.copy) = state;
+        self.copy_changed.notify_all();
+    }
+
+    /// Ends the copy thread.
+    pub(super) fn end_copies(&self) {
+        self.set_copy(SlotCopy::Ended);
     }
 
     fn update(&self, change: impl FnOnce(&mut WatchState)) {
@@ -187,17 +216,41 @@ impl Watch {
     }
 }
 
-/// Main loop of the thread. Returns when [`Watch::stop`] was called and nothing is under way.
+/// Main loop of the copy thread. Returns after [`Watch::end_copies`].
+pub(super) fn run_copies(shared: &Shared) {
+    let _relaxed = RelaxedCapture::enter(shared.context.driver());
+    let Watch { mirror, mirrored, copy, copy_changed, .. } = &shared.watch;
+    let mut state = lock(copy);
+    loop {
+        match *state {
+            SlotCopy::Ended => return,
+            SlotCopy::Missing | SlotCopy::Enqueued(_) => {
+                state = copy_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            SlotCopy::Wanted => {
+                drop(state);
+                let begun = Instant::now();
+                let enqueued = mirror.read_all(shared).and_then(|()| shared.control.record(mirrored));
+                state = lock(copy);
+                if !matches!(*state, SlotCopy::Ended) {
+                    *state = enqueued.map_or(SlotCopy::Missing, |()| SlotCopy::Enqueued(begun));
+                }
+            }
+        }
+    }
+}
+
+/// Main loop of the watch thread. Returns when [`Watch::stop`] was called and nothing is under way, and ends the copy
+/// thread.
 pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let watch = &shared.watch;
-    let mut copy_enqueued = None;
     let mut state = lock(&watch.state);
     loop {
         if state.is_quiet() {
             if state.stopping {
-                return;
+                return watch.end_copies();
             }
             state.idle = true;
             state = watch.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +261,7 @@ pub(super) fn run(shared: &Shared) {
         drop(state);
 
         let ended = check_operations(shared, &mut watched, &mut failed);
-        check_peers(shared, &watched, &mut failed, &mut copy_enqueued);
+        check_peers(watch, &watched, &mut failed);
         handle_failed(shared, &watched, &mut failed);
 
         state = lock(&watch.state);
@@ -281,44 +334,41 @@ fn check_operations(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Ar
     events
 }
 
-/// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call of this
-/// function reads the copy, because this thread never waits for the device. If the copy shows that the operation's plan
-/// has failed on a peer, the later call marks the plan as failed on this rank too, and adds it to `failed`.
-/// `copy_enqueued` is the time at which the last copy was enqueued, or `None` if there is no copy to read.
-fn check_peers(
-    shared: &Shared,
-    watched: &[Watched],
-    failed: &mut Vec<Arc<Core>>,
-    copy_enqueued: &mut Option<Instant>,
-) {
-    let Watch { mirror, mirrored, .. } = &shared.watch;
+/// If an operation has waited for [`POLL_INTERVAL`], asks the copy thread to copy the slots to the host. A later call of
+/// this function reads the copy. If the copy shows that the operation's plan has failed on a peer, the later call marks
+/// the plan as failed on this rank too, and adds it to `failed`.
+fn check_peers(watch: &Watch, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let takes_long = |watched: &&Watched| {
         watched.wait.is_some() && watched.since.elapsed() >= POLL_INTERVAL && watched.core.fault().is_ok()
     };
     let waits = || watched.iter().filter(takes_long);
-    if copy_enqueued.is_some_and(|at| at.elapsed() < POLL_INTERVAL) || waits().next().is_none() {
-        return;
-    }
-    let copied = copy_enqueued.map(|at| (at, mirrored.query()));
-    if let Some((_, Ok(false))) = copied {
-        // No second copy is enqueued before the first has ended. If the device is stuck, copies would fill its queue,
-        // and the call that enqueues the next one would block.
-        return;
-    }
-    if let Some((at, Ok(true))) = copied {
-        // Only operations that began before the copy are checked. A copy enqueued before an operation began may still
-        // hold the words of an earlier plan that used the same slots.
-        for watched in waits().filter(|watched| watched.since < at) {
-            if let Some(peer) = mirror.abandoned(&watched.core) {
-                watched.core.fail(Fault::Abandoned { peer });
-                watched.core.begun();
-                failed.push(watched.core.clone());
+    // While a copy is wanted, only the copy thread changes this state, and otherwise only this thread.
+    let copy = *lock(&watch.copy);
+    let is_recent = |at: Instant| at.elapsed() < POLL_INTERVAL;
+    match copy {
+        SlotCopy::Wanted | SlotCopy::Ended => return,
+        SlotCopy::Enqueued(at) if is_recent(at) => return,
+        _ if waits().next().is_none() => return,
+        SlotCopy::Missing => {}
+        SlotCopy::Enqueued(at) => match watch.mirrored.query() {
+            // No second copy is enqueued before the first has ended. If the device is stuck, copies would fill its
+            // queue.
+            Ok(false) => return,
+            // Only operations that began before the copy are checked. A copy enqueued before an operation began may
+            // still hold the words of an earlier plan that used the same slots.
+            Ok(true) => {
+                for watched in waits().filter(|watched| watched.since < at) {
+                    if let Some(peer) = watch.mirror.abandoned(&watched.core) {
+                        watched.core.fail(Fault::Abandoned { peer });
+                        watched.core.begun();
+                        failed.push(watched.core.clone());
+                    }
+                }
             }
-        }
+            Err(_) => {}
+        },
     }
-    let now = Instant::now();
-    let read = mirror.read_all(shared).and_then(|()| shared.control.record(mirrored));
-    *copy_enqueued = read.is_ok().then_some(now);
+    watch.set_copy(SlotCopy::Wanted);
 }
 
 /// Reports failed plans to their peers, and releases the plans' waits on this rank. Keeps those plans in `failed` that

@@ -1,6 +1,10 @@
 //! Every driver call of an exchange and of its transfers fails in turn.
 
-use std::{sync::Mutex, thread, time::Duration};
+use std::{
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
 
 use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection, World};
@@ -258,5 +262,30 @@ fn giving_up_is_done_again_until_it_is_done() {
         (rank.meet)();
         drop(plan);
         works(rank);
+    });
+}
+
+/// The driver may block copies while it frees memory. The deadline is enforced nevertheless, long before the copy of
+/// the slots returns, which rank 0 makes because it waits in vain.
+#[test]
+fn a_deadline_is_enforced_while_the_driver_blocks_a_copy() {
+    const BLOCKED: Duration = Duration::from_secs(10);
+    on_world(2, options(), |world, rank| {
+        let memory = rank.mapped(64);
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
+        let plan = rank.exchange.exchange("plan", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
+        (rank.meet)();
+        if rank.rank == 0 {
+            let copy = Injection::new("cuMemcpyDtoHAsync_v2", Action::Delay(BLOCKED));
+            world.faults().inject(copy).unwrap();
+            let begun = Instant::now();
+            // SAFETY: nobody else uses the buffer.
+            unsafe { plan.put(0, &rank.stream, Duration::from_millis(500)) }.unwrap();
+            rank.stream.synchronize().unwrap();
+            assert!(begun.elapsed() < BLOCKED / 2, "{:?}", begun.elapsed());
+            let fault = plan.check().unwrap_err();
+            assert!(matches!(fault, TransferError::Fault(Fault::Late { peer: 1, .. })), "{fault}");
+        }
+        (rank.meet)();
     });
 }
