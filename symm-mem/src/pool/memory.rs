@@ -263,39 +263,40 @@ impl PoolMemory {
         Some(hold)
     }
 
-    /// Adds the segments and blocks that contain any of the `bytes` bytes at `address` to `pins`.
-    pub(crate) fn hold_range(&self, pins: &[u64], address: u64, bytes: u64) {
-        let mut arena = self.arena();
-        for (place, bytes) in arena.places(address, bytes) {
-            let blocks = arena.blocks_over(place, bytes);
-            pins.iter().for_each(|pin| arena.pins().hold(*pin, place.ordinal, &blocks));
-        }
-    }
-
     /// Pins segment `ordinal`, but not this rank's blocks in it, for the graph that `stream` captures. Used for a graph
     /// that accesses a peer's segment with this ordinal. All ranks retire the segment together, so the pin of this
     /// rank's segment also keeps the peer's segment mapped.
     pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
-        self.pin_for_graph(stream, |pins| {
-            let mut arena = self.arena();
+        self.pin_for_graph(stream, |arena, pins| {
             pins.iter().for_each(|pin| arena.pins().hold(*pin, ordinal, &[]));
         })
     }
 
     /// If `stream` is capturing, calls `hold` with the pins for the graph of the capture. `hold` adds memory to these
     /// pins.
-    fn pin_for_graph(&self, stream: &Stream, hold: impl Fn(&[u64])) -> cuda_driver::Result<()> {
+    fn pin_for_graph(
+        &self,
+        stream: &Stream,
+        hold: impl Fn(&mut Arena<'_>, &[u64]),
+    ) -> cuda_driver::Result<()> {
         // Only an active capture has an id. An invalidated capture gives no graph, so it needs no pin.
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(graph) = self.graph_hold(capture) else { return Ok(()) };
-        hold(&[graph.pin]);
+        hold(&mut self.arena(), &[graph.pin]);
         // If the captured graph cannot own this pin, other pins must keep the memory. Add it to them before the drop of
         // `graph` removes this pin.
         if !stream.keep_in_graph(graph.clone())? {
-            let pins = self.arena().pins().without_graph();
-            hold(&pins);
+            self.hold_without_graph(hold);
         }
         Ok(())
+    }
+
+    /// Calls `hold` with the pins that keep the memory of a graph that cannot own a pin.
+    fn hold_without_graph(&self, hold: impl Fn(&mut Arena<'_>, &[u64])) {
+        // One lock for both steps: a pin that is removed in between would be made again, and nothing would remove it.
+        let mut arena = self.arena();
+        let pins = arena.pins().without_graph();
+        hold(&mut arena, &pins);
     }
 
     /// Pins the `bytes` bytes at `address` for the captures that this thread has begun.
@@ -305,8 +306,7 @@ impl PoolMemory {
             let may_use_pool = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if may_use_pool && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
                 // The driver failed to report the stream's capture. Assume that there is one, which cannot own a pin.
-                let pins = self.arena().pins().without_graph();
-                self.hold_range(&pins, address, bytes);
+                self.hold_without_graph(|arena, pins| arena.hold_range(pins, address, bytes));
             }
         }
     }
@@ -351,7 +351,7 @@ impl MemoryOwner for PoolMemory {
         if !may_use_pool || self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
-        self.pin_for_graph(stream, |pins| self.hold_range(pins, address, bytes))
+        self.pin_for_graph(stream, |arena, pins| arena.hold_range(pins, address, bytes))
     }
 }
 
@@ -381,6 +381,14 @@ impl Arena<'_> {
             (!segment.retired && from < to).then(|| (place, to - from))
         };
         self.segments().iter().filter_map(part).collect()
+    }
+
+    /// Adds the segments and blocks that contain any of the `bytes` bytes at `address` to `pins`.
+    pub(crate) fn hold_range(&mut self, pins: &[u64], address: u64, bytes: u64) {
+        for (place, bytes) in self.places(address, bytes) {
+            let blocks = self.blocks_over(place, bytes);
+            pins.iter().for_each(|pin| self.pins().hold(*pin, place.ordinal, &blocks));
+        }
     }
 
     fn pins(&mut self) -> &mut Pins {

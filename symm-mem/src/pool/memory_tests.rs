@@ -27,12 +27,38 @@ fn step() -> impl Strategy<Value = PoolStep> {
     ]
 }
 
+fn host_memory() -> Arc<PoolMemory> {
+    let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+    let arena = SymmetricArena::new(Arc::new(HostSource::new(u64::MAX)), geometry).unwrap();
+    PoolMemory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena)
+}
+
+/// One thread declares captures, while another one pins a block for graphs that cannot own a pin.
+#[test]
+fn a_pin_that_is_removed_meanwhile_is_not_made_again() {
+    let memory = host_memory();
+    let placed = memory.arena().allocate(512).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for _ in 0..20_000 {
+                let pin = memory.begin_capture();
+                memory.end_capture(pin);
+                memory.unpin(pin);
+            }
+        });
+        for _ in 0..20_000 {
+            memory.hold_without_graph(|arena, pins| arena.hold_range(pins, placed.address, 512));
+        }
+    });
+    let mut arena = memory.arena();
+    let pins: Vec<_> = arena.pins().used.keys().copied().filter(|pin| *pin != FOR_GOOD).collect();
+    assert!(pins.is_empty(), "pins without an owner: {pins:?}");
+}
+
 proptest! {
     #[test]
     fn a_block_is_freed_with_its_last_owner_and_pin(steps in prop::collection::vec(step(), 1..60)) {
-        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
-        let arena = SymmetricArena::new(Arc::new(HostSource::new(u64::MAX)), geometry).unwrap();
-        let memory = PoolMemory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena);
+        let memory = host_memory();
         let mut owners: Vec<SymmetricBlock> = Vec::new();
         let mut pins: Vec<(u64, Vec<Placement>)> = Vec::new();
         for step in steps {

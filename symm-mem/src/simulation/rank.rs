@@ -159,7 +159,7 @@ impl Capture {
             None => {
                 let hold = pool.memory().graph_hold(self.number);
                 if let Some(hold) = &hold {
-                    pool.memory().hold_range(&[hold.pin], begin, bytes);
+                    pool.memory().arena().hold_range(&[hold.pin], begin, bytes);
                 }
                 self.hold = hold;
             }
