@@ -39,7 +39,7 @@ pub use self::kept::{BoundMemory, StreamBound};
 pub(crate) use self::kept::{Owner, keep};
 pub use self::kept::{captures_of_this_thread, is_capture_open};
 pub(crate) use self::uses::{
-    DuringCapture, enqueue, keep_in_capture, order_after, refuse_capture, synchronize,
+    DuringCapture, enqueue, keep_in_capture, order_after, record_uncaptured, refuse_capture, synchronize,
 };
 pub(crate) use self::watch::{Uncaptured, Watch};
 use crate::call::{call, check, code};

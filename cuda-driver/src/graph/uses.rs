@@ -114,19 +114,27 @@ pub(crate) fn enqueue<T, E: From<Error>>(
 /// Makes later work of `stream` wait for the work on `other`. Returns an error if one of them captures, or if another
 /// thread may have begun a capture meanwhile.
 pub(crate) fn order_after(stream: &Stream, other: &Stream) -> Result<()> {
-    let watch = Watch::new([stream, other]);
-    refuse_capture(other)?;
+    let watch = Watch::new([stream]);
     refuse_capture(stream)?;
-    let not_captured = || match watch.is_certain() {
+    let earlier = record_uncaptured(other)?;
+    stream.wait_uncounted(&earlier)?;
+    match watch.is_certain() {
         true => Ok(()),
         false => Err(Error::CaptureRace { what: "a wait for another stream" }),
-    };
-    let earlier = event_of(other)?;
-    other.record(&earlier)?;
-    // A stream that waits for an event of a capture joins that capture.
-    not_captured()?;
-    stream.wait_uncounted(&earlier)?;
-    not_captured()
+    }
+}
+
+/// Makes an event, and records it on `stream`. Returns an error if the stream captures, or if another thread may have
+/// begun a capture meanwhile: a stream that waits for an event of a capture joins that capture.
+pub(crate) fn record_uncaptured(stream: &Stream) -> Result<Event> {
+    let watch = Watch::new([stream]);
+    refuse_capture(stream)?;
+    let event = event_of(stream)?;
+    stream.record(&event)?;
+    match watch.is_certain() {
+        true => Ok(event),
+        false => Err(Error::CaptureRace { what: "the record of an event" }),
+    }
 }
 
 /// Returns `None` if `stream` does not capture. Otherwise makes the graph of the stream's capture hold `memory`, and

@@ -2,7 +2,7 @@
 
 use super::Stream;
 use crate::call::call;
-use crate::graph::{Uncaptured, order_after};
+use crate::graph::{Uncaptured, order_after, record_uncaptured};
 use crate::{Error, Event, Result, device};
 
 impl Stream {
@@ -35,6 +35,17 @@ impl Stream {
             ("the event", event.context().device()),
             ("the stream that should record it", self.context().device()),
         )
+    }
+
+    /// Makes an event without timing, and [records](Self::record) it outside of any capture. The event is complete when
+    /// all work enqueued on the stream so far is done. Another stream that waits for it joins no capture.
+    ///
+    /// # Errors
+    /// [`Error::WhileCapturing`] if the stream captures; [`Error::CaptureRace`] if another thread may have made it part
+    /// of a capture during the call; [`Error::Driver`] from `cuStreamIsCapturing`, `cuEventCreate` or `cuEventRecord`.
+    #[doc(alias = "cuEventRecord")]
+    pub fn record_uncaptured(&self) -> Result<Event> {
+        record_uncaptured(self)
     }
 
     /// Enqueues a wait: later work of the stream starts only when the last record of `event` is complete. The host does

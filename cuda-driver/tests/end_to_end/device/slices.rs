@@ -659,12 +659,18 @@ fn a_stream_that_waits_for_another_one_joins_no_capture() {
     let capture = other.begin_capture(CaptureMode::Relaxed).unwrap();
     refused_while_capturing(stream.wait_stream(&other));
     refused_while_capturing(other.wait_stream(&stream));
+    refused_while_capturing(other.record_uncaptured().map(drop));
+    assert!(stream.record_uncaptured().is_ok());
     capture.end().unwrap();
     // Another thread begins a capture of `other` between the query and the record.
     *CAPTURED.lock().unwrap() = Some(other.clone());
     let raced = stream.wait_stream(&other).unwrap_err();
     assert!(matches!(raced, Error::CaptureRace { .. }), "{raced}");
     assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
+    OPEN.take().unwrap().end().unwrap();
+    *CAPTURED.lock().unwrap() = Some(other.clone());
+    let raced = other.record_uncaptured().unwrap_err();
+    assert!(matches!(raced, Error::CaptureRace { .. }), "{raced}");
     OPEN.take().unwrap().end().unwrap();
     drop((stream, other, context, driver));
     *TABLE.lock().unwrap() = None;

@@ -54,6 +54,7 @@ pub(super) fn events(driver: &Driver) -> Result<()> {
     stream.record(&first)?;
     other.wait(&first)?;
     other.wait_stream(&stream)?;
+    other.wait(&stream.record_uncaptured()?)?;
     other.record(&second)?;
     second.synchronize()?;
     assert!(second.query()?);
