@@ -1,67 +1,140 @@
 //! The streams of dropped slices. A slice is a block with typed elements, bound to a stream
-//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When a slice is dropped, its block is freed at once,
-//! although work on its stream may still use the block. So the next user of the memory must wait for that stream.
+//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When the slice is dropped and no buffer or graph keeps its
+//! block, the block is freed at once, although work on its stream may still use the block. So the next user of the
+//! memory must wait for that work.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cuda_driver::{
-    Stream,
+    Error, Event, Stream,
     graph::{CaptureStatus, RelaxedCapture},
 };
 
 use crate::lock::lock;
 
-/// The streams of all slices that were dropped so far. Later allocations may get the memory of these slices.
+/// The streams whose work may still use memory of dropped slices. Later allocations may get this memory.
 #[derive(Debug, Default)]
-pub(crate) struct DroppedOn(Mutex<Vec<Stream>>);
+pub(crate) struct DroppedOn(Mutex<Vec<Arc<DroppedStream>>>);
+
+/// A stream of dropped slices. A later free of such a slice's block replaces this value.
+#[derive(Debug)]
+pub(super) struct DroppedStream {
+    stream: Stream,
+    /// An event that was recorded after the block was freed, and so after all work that uses the block. Recorded when it
+    /// is first needed.
+    end: OnceLock<Event>,
+}
+
+impl DroppedStream {
+    /// Returns the event. Records it if there is none yet. Fails if there is none and the stream is capturing.
+    fn end(&self) -> Result<&Event, Error> {
+        if let Some(end) = self.end.get() {
+            return Ok(end);
+        }
+        let end = self.stream.record_uncaptured()?;
+        Ok(self.end.get_or_init(|| end))
+    }
+
+    fn has_ended(&self) -> Result<bool, Error> {
+        let end = self.end()?;
+        // If a capture is open, the query must not invalidate it.
+        let _relaxed = RelaxedCapture::enter(self.stream.context().driver())?;
+        end.query()
+    }
+
+    /// Blocks until all work that may use the freed blocks has ended.
+    fn wait(&self) -> Result<(), Error> {
+        let end = self.end()?;
+        let _relaxed = RelaxedCapture::enter(self.stream.context().driver())?;
+        end.synchronize()
+    }
+}
 
 impl DroppedOn {
-    /// Adds the stream of a slice that is being dropped. Must be called before the slice's block is freed, so that the
-    /// stream is in the list when another request gets the memory.
-    pub(super) fn add(&self, stream: &Stream) {
+    /// The number of streams that [`forget_ended`](Self::forget_ended) keeps.
+    const KEPT: usize = 2;
+
+    /// Adds the stream of a block that is being freed. Must be called before the free, so that the stream is in the
+    /// list when another request gets the memory. Returns the value that was replaced. The caller drops it once it
+    /// holds no lock, because the drop of an event calls the driver.
+    pub(super) fn add(&self, stream: Stream) -> Option<Arc<DroppedStream>> {
+        let added = Arc::new(DroppedStream { stream, end: OnceLock::new() });
         let mut streams = lock(&self.0);
-        if !streams.iter().any(|known| known.is_same(stream)) {
-            streams.push(stream.clone());
+        match streams.iter_mut().find(|known| known.stream.is_same(&added.stream)) {
+            Some(known) => Some(std::mem::replace(known, added)),
+            None => {
+                streams.push(added);
+                None
+            }
         }
     }
 
-    fn streams(&self) -> Vec<Stream> {
+    fn streams(&self) -> Vec<Arc<DroppedStream>> {
         lock(&self.0).clone()
     }
 
-    /// Waits for the work on these streams. Does not wait for a capturing stream, because that would invalidate the
-    /// capture. Returns false if some of the work may still run: a stream is capturing, or a driver call has failed.
+    /// Waits for the work that may use memory of dropped slices. Returns false if some of it may still run: a stream
+    /// without an event is capturing, or a driver call has failed.
     pub(crate) fn wait(&self) -> bool {
-        self.streams().iter().all(|stream| {
-            // If a capture is open, the calls below must neither join it nor invalidate it.
-            let relaxed = RelaxedCapture::enter(stream.context().driver());
-            relaxed.is_ok() && matches!(does_not_capture(stream), Ok(true)) && stream.synchronize().is_ok()
-        })
+        self.streams().iter().all(|stream| stream.wait().is_ok())
     }
 
-    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them is
-    /// capturing. If `stream` itself is capturing, it can only if there are no other streams.
-    pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
-        for other in self.others(stream) {
-            if !does_not_capture(&other)? || !does_not_capture(stream)? {
-                return Ok(false);
+    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has no
+    /// event yet and is capturing. If `stream` itself is capturing, it can only if slices were dropped on
+    /// no other stream so far.
+    pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, Error> {
+        let others = self.others(stream);
+        if !others.is_empty() && !does_not_capture(stream)? {
+            return Ok(false);
+        }
+        for other in others {
+            match other.end() {
+                Ok(_) => {}
+                Err(Error::WhileCapturing { .. }) => return Ok(false),
+                Err(error) => return Err(error),
             }
         }
         Ok(true)
     }
 
     /// Makes `stream` wait for the work on all other streams of dropped slices.
-    pub(super) fn order_before(&self, stream: &Stream) -> Result<(), cuda_driver::Error> {
-        self.others(stream).iter().try_for_each(|other| stream.wait_stream(other))
+    pub(super) fn order_before(&self, stream: &Stream) -> Result<(), Error> {
+        self.forget_ended();
+        let others = self.others(stream);
+        if !others.is_empty() && !does_not_capture(stream)? {
+            // Another thread has begun the capture since `can_order_before`. A wait would invalidate it.
+            let what = "a wait for the streams of dropped slices";
+            return Err(Error::WhileCapturing { what, instead: "allocate before the capture" });
+        }
+        others.iter().try_for_each(|other| stream.wait(other.end()?))
     }
 
-    fn others(&self, stream: &Stream) -> Vec<Stream> {
+    /// Removes streams whose work on dropped slices has ended, but keeps [`KEPT`](Self::KEPT) streams. So the answer of
+    /// [`can_order_before`](Self::can_order_before) for a capturing stream does not depend on how fast the device is:
+    /// all ranks must refuse the same requests.
+    fn forget_ended(&self) {
+        let mut ended = self.streams();
+        if ended.len() <= Self::KEPT {
+            return;
+        }
+        ended.retain(|stream| matches!(stream.has_ended(), Ok(true)));
+        // `ended` is dropped after the lock is released. The drop of a stream or event calls the driver.
+        let mut streams = lock(&self.0);
+        for stream in &ended {
+            let at = streams.iter().position(|known| Arc::ptr_eq(known, stream));
+            if let Some(at) = at.filter(|_| streams.len() > Self::KEPT) {
+                streams.remove(at);
+            }
+        }
+    }
+
+    fn others(&self, stream: &Stream) -> Vec<Arc<DroppedStream>> {
         let mut streams = self.streams();
-        streams.retain(|known| !known.is_same(stream));
+        streams.retain(|known| !known.stream.is_same(stream));
         streams
     }
 }
 
-fn does_not_capture(stream: &Stream) -> Result<bool, cuda_driver::Error> {
+fn does_not_capture(stream: &Stream) -> Result<bool, Error> {
     Ok(stream.capture_status()? == CaptureStatus::None)
 }

@@ -29,7 +29,10 @@ use cuda_driver::{
 };
 use process_group::group::places_changed;
 
-use super::{attachments::Attachments, dropped::DroppedOn};
+use super::{
+    attachments::Attachments,
+    dropped::{DroppedOn, DroppedStream},
+};
 use crate::{agreement::PoolId, lock::lock};
 
 /// The segments and blocks that one pin keeps allocated.
@@ -52,6 +55,8 @@ pub(super) struct Pins {
     graphs: BTreeMap<u64, Weak<GraphHold>>,
     /// The blocks that are pinned, or have more than one owner.
     blocks: BTreeMap<Placement, BlockUses>,
+    /// The streams of slices, by block. A block's entry is removed when the block is freed.
+    streams: BTreeMap<Placement, Stream>,
 }
 
 /// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.
@@ -243,10 +248,22 @@ impl PoolMemory {
     /// Removes a pin. Frees the blocks that have no other pin and no owner.
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
-        for block in arena.pins().unpin(pin) {
-            let freed = arena.free(&block);
-            debug_assert!(freed.is_ok(), "{freed:?}");
-        }
+        let unpinned = arena.pins().unpin(pin);
+        let replaced: Vec<_> = unpinned.iter().filter_map(|block| self.free(&mut arena, block)).collect();
+        drop(arena);
+        drop(replaced);
+    }
+
+    /// Frees `block`, which has no owner and no pin. If it was a slice's block, the next user of the memory waits for
+    /// the slice's stream. The caller drops the result of [`DroppedOn::add`] once it has released the lock.
+    fn free(&self, arena: &mut Arena<'_>, block: &Placed) -> Option<Arc<DroppedStream>> {
+        let stream = arena.pins().streams.remove(&block.placement);
+        let replaced = stream.and_then(|stream| self.dropped_on.add(stream));
+        let freed = arena.free(block);
+        // Cannot fail: the arena has placed the block, and the block is freed only once (when its last owner drops it,
+        // or when its last pin is removed).
+        debug_assert!(freed.is_ok(), "{freed:?}");
+        replaced
     }
 
     /// Returns the pin of the graph that the capture with the driver's id `capture` makes. Creates the pin if there is
@@ -311,6 +328,11 @@ impl PoolMemory {
         }
     }
 
+    /// Notes that the block at `place` is a slice's, and that work on `stream` uses it until it is freed.
+    pub(super) fn bind_block(&self, place: Placement, stream: &Stream) {
+        self.arena().pins().streams.insert(place, stream.clone());
+    }
+
     /// Adds one owner to the block at `place`.
     pub(super) fn share_block(&self, place: Placement) {
         self.arena().pins().blocks.entry(place).or_default().further_owners += 1;
@@ -332,10 +354,9 @@ impl PoolMemory {
             }
             return;
         }
-        let freed = arena.free(block);
-        // Cannot fail: the arena has placed the block, and the block is freed only once (here, or when its last pin is
-        // removed).
-        debug_assert!(freed.is_ok(), "{freed:?}");
+        let replaced = self.free(&mut arena, block);
+        drop(arena);
+        drop(replaced);
     }
 }
 

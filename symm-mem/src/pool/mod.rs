@@ -8,7 +8,7 @@
 //! | `block`, `capture` | blocks; captures that the program declares to the pool, and the pins of their graphs |
 //! | `attachments` | values that other modules attach to the segments, for example mappings of peers' segments |
 //! | `slice` | device slices over blocks; each is bound to a stream |
-//! | `dropped` | the streams of dropped slices, which may still run work on the slices' memory |
+//! | `dropped` | the streams of dropped slices, until their work on the slices' memory has ended |
 //!
 //! This module does not depend on groups and communicators, with one exception:
 //! [`process_group::group::places_changed`] makes groups drop their cached look-ups of buffers.

@@ -47,8 +47,8 @@ struct SliceMemory {
 // SAFETY:
 // - `stream` always returns the slice's stream. `check_stream` has rejected the per-thread default stream and streams
 //   of other contexts.
-// - After the drop, the memory may go to a new block. If a new slice gets the block, that slice has the same stream, or
-//   its stream first waits for `stream`. Users of blocks without a slice promise to order their uses after those of the
+// - Once the block is freed, the memory may go to a new block. If a new slice gets the block, that slice has the same
+//   stream, or its stream first waits for the work that was enqueued on `stream` before the free. Users of blocks without a slice promise to order their uses after those of the
 //   former owner.
 // - The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of dropped
 //   slices has ended.
@@ -60,12 +60,6 @@ unsafe impl StreamBound for SliceMemory {
 
     fn keep_for_ever(&self) {
         std::mem::forget(self.block.clone());
-    }
-}
-
-impl Drop for SliceMemory {
-    fn drop(&mut self) {
-        self.block.memory().dropped_on().add(&self.stream);
     }
 }
 
@@ -96,6 +90,7 @@ pub(crate) unsafe fn into_slice<T: Element>(
     // Order the streams only after the block is placed. In the other order, another thread could drop a slice in
     // between. The block could get the memory of that slice, but `stream` would not wait for that slice's stream.
     block.memory().dropped_on().order_before(stream)?;
+    block.memory().bind_block(block.placement(), stream);
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });
     // SAFETY: the caller promises that the block has `len` elements and no other owner. Blocks begin at multiples of

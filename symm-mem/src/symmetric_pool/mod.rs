@@ -173,7 +173,7 @@ impl SymmetricPool {
     /// Dropping the slice frees its block at once, without a wait for the device. So a new block can get the memory
     /// while work on `stream` still uses it. Uses of the new block must come after that work:
     /// - If this method allocates the new block, it ensures this order: it makes the stream of the new slice wait for
-    ///   the streams of all slices dropped so far.
+    ///   the work that was enqueued on the streams of dropped slices before their blocks were freed.
     /// - If [`allocate`](Self::allocate) allocates the new block, the program must ensure this order.
     ///
     /// ```no_run

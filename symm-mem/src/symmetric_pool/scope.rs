@@ -138,9 +138,9 @@ impl SymmetricPool {
 /// The last two cases may occur on some ranks only. Only these ranks then free blocks of the symmetric pool, so the
 /// ranks' requests differ.
 ///
-/// A request for a new segment blocks the calling thread until the streams of dropped slices ([`SymmetricPool::alloc`])
-/// are idle. The request fails if the thread cannot wait for one of these streams, for example because that stream is
-/// capturing. The symmetric pool's [log](SymmetricPool::log) then contains an allocation and a free, so it differs from
+/// A request for a new segment blocks the calling thread until the work that uses dropped slices
+/// ([`SymmetricPool::alloc`]) has ended. The request fails if the thread cannot wait for this work, for example because
+/// a slice's stream is capturing. The symmetric pool's [log](SymmetricPool::log) then contains an allocation and a free, so it differs from
 /// the logs of ranks on which the request succeeded.
 ///
 /// Captured graphs: if the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph keeps

@@ -347,13 +347,15 @@ fn a_source_waits_for_the_streams_of_dropped_slices() {
                 let slice = pool.alloc::<u32>(1000, &rank.stream).expect("there is room");
                 let at = slice.device_ptr();
                 drop(slice);
-                let waits = world.calls("cuStreamSynchronize");
+                let waits = world.calls("cuEventSynchronize");
                 let segment = source.allocate(MIB).expect("there is room");
                 assert_eq!(DevicePtr(segment.address), at);
-                assert_eq!(world.calls("cuStreamSynchronize"), waits + 1);
+                assert_eq!(world.calls("cuEventSynchronize"), waits + 1);
                 source.release(&segment).expect("it is a segment of the source");
 
+                let slice = pool.alloc::<u32>(1000, &rank.stream).expect("there is room");
                 let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("a capture");
+                drop(slice);
                 let refused = source.allocate(MIB).expect_err("the stream captures");
                 assert!(matches!(refused, SourceError::Failed { .. }), "{refused}");
                 capture.end().expect("the capture is valid");

@@ -205,6 +205,34 @@ fn a_buffer_keeps_the_block_of_a_dropped_slice() {
     });
 }
 
+/// Work that uses a slice's block may be enqueued on the slice's stream as long as a pin keeps the block.
+#[test]
+fn a_pinned_block_of_a_dropped_slice_is_reused_after_the_work_before_its_unpin() {
+    on_ranks(1, |rank| {
+        let pool = rank.pool();
+        let other = Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap();
+        // The pool does not grow during the capture.
+        drop(pool.alloc::<u32>(LENGTH, &rank.stream).unwrap());
+        let capture = pool.begin_capture();
+        let slice = pool.alloc::<u32>(LENGTH, &rank.stream).unwrap();
+        let at = slice.device_ptr();
+        let pin = capture.finish();
+        drop(slice);
+        let flag = DeviceMemory::new(&rank.context, 4).unwrap();
+        flag.copy_from_host(0, &[0_u32]).unwrap();
+        // SAFETY: the flag lives until the streams are done.
+        unsafe { rank.stream.wait_value32(flag.ptr(), WaitCondition::GreaterOrEqual, 1) }.unwrap();
+        drop(pin);
+        let again = pool.alloc::<u32>(LENGTH, &other).unwrap();
+        assert_eq!(again.device_ptr(), at);
+        assert!(!other.query().unwrap(), "it waits for the first slice's stream");
+        flag.copy_from_host(0, &[1_u32]).unwrap();
+        other.synchronize().unwrap();
+        drop((again, flag, other, pool));
+        rank.leave();
+    });
+}
+
 #[test]
 fn a_block_is_reused_on_another_stream_after_its_uses() {
     on_ranks(1, |rank| {
@@ -250,10 +278,40 @@ fn a_pool_waits_for_the_streams_of_dropped_slices_before_it_unmaps_them() {
                 let mut slice = pool.alloc::<u32>(LENGTH, &rank.stream).expect("there is room");
                 rank.stream.memset_zeros(&mut slice).expect("it is enqueued");
                 drop(slice);
-                let (waits, unmapped) = (world.calls("cuStreamSynchronize"), world.calls("cuMemUnmap"));
+                let (waits, unmapped) = (world.calls("cuEventSynchronize"), world.calls("cuMemUnmap"));
                 drop(pool);
-                assert_eq!(world.calls("cuStreamSynchronize"), waits + 1);
+                assert_eq!(world.calls("cuEventSynchronize"), waits + 1);
                 assert!(world.calls("cuMemUnmap") > unmapped);
+                rank.leave();
+            }
+        },
+    );
+}
+
+#[test]
+fn a_pool_keeps_only_streams_whose_work_may_use_its_memory() {
+    run_seen(
+        1,
+        NCCL_2_28_9,
+        |_| {},
+        |world, ranks| {
+            for rank in ranks {
+                let pool = rank.pool();
+                let destroyed = world.calls("cuStreamDestroy_v2");
+                for _ in 0..1000 {
+                    let stream = Stream::new(&rank.context, StreamFlags::NON_BLOCKING).expect("a stream");
+                    let mut slice = pool.alloc::<u32>(LENGTH, &stream).expect("there is room");
+                    stream.memset_zeros(&mut slice).expect("it is enqueued");
+                    drop(slice);
+                    stream.synchronize().expect("it ends");
+                }
+                let kept = 1000 - (world.calls("cuStreamDestroy_v2") - destroyed);
+                assert!(kept <= 3, "{kept} streams are kept");
+                // The answer does not depend on whether the work has ended.
+                let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("a capture");
+                let refused = pool.alloc::<u32>(LENGTH, &rank.stream).expect_err("other streams had slices");
+                assert!(matches!(refused, SliceError::WhileCapturing), "{refused}");
+                drop((capture, pool));
                 rank.leave();
             }
         },
@@ -285,7 +343,9 @@ static DROPPED: Mutex<Option<DeviceSlice<u32>>> = Mutex::new(None);
 static IS_CAPTURING: Mutex<Option<Table>> = Mutex::new(None);
 
 unsafe extern "C" fn drop_and_query(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult {
-    drop(DROPPED.lock().unwrap().take());
+    // The drop of the slice queries the capture status too, so it must come after the lock.
+    let dropped = DROPPED.lock().unwrap().take();
+    drop(dropped);
     let query = IS_CAPTURING.lock().unwrap().as_ref().and_then(|table| table.cuStreamIsCapturing);
     // SAFETY: the caller's arguments.
     unsafe { query.unwrap()(stream, status) }
