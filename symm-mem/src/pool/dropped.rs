@@ -18,10 +18,10 @@ pub(crate) struct DroppedOn(Mutex<Vec<Arc<DroppedStream>>>);
 
 /// A stream of dropped slices. A later free of such a slice's block replaces this value.
 #[derive(Debug)]
-pub(super) struct DroppedStream {
+struct DroppedStream {
     stream: Stream,
-    /// An event that was recorded after the block was freed, and so after all work that uses the block. Recorded when it
-    /// is first needed.
+    /// An event that was recorded after the block was freed, and so after all work that uses the block. Not set if the
+    /// stream has captured ever since.
     end: OnceLock<Event>,
 }
 
@@ -50,23 +50,39 @@ impl DroppedStream {
     }
 }
 
+/// The result of [`DroppedOn::add`].
+#[must_use = "the event is recorded once no lock is held"]
+pub(super) struct Added {
+    stream: Arc<DroppedStream>,
+    /// Dropped with this value, because the drop of an event calls the driver.
+    _replaced: Option<Arc<DroppedStream>>,
+}
+
+impl Added {
+    /// Records the event, so that a capture that begins later on the stream prevents no wait. If the stream is
+    /// capturing already, the event is recorded at the first wait after the capture. Calls the driver, so the caller
+    /// must hold no lock.
+    pub(super) fn record(self) {
+        // An error is reported by the allocation that has to wait for the event.
+        let _ = self.stream.end();
+    }
+}
+
 impl DroppedOn {
     /// The number of streams that [`forget_ended`](Self::forget_ended) keeps.
     const KEPT: usize = 2;
 
     /// Adds the stream of a block that is being freed. Must be called before the free, so that the stream is in the
-    /// list when another request gets the memory. Returns the value that was replaced. The caller drops it once it
-    /// holds no lock, because the drop of an event calls the driver.
-    pub(super) fn add(&self, stream: Stream) -> Option<Arc<DroppedStream>> {
+    /// list when another request gets the memory.
+    pub(super) fn add(&self, stream: Stream) -> Added {
         let added = Arc::new(DroppedStream { stream, end: OnceLock::new() });
         let mut streams = lock(&self.0);
-        match streams.iter_mut().find(|known| known.stream.is_same(&added.stream)) {
-            Some(known) => Some(std::mem::replace(known, added)),
-            None => {
-                streams.push(added);
-                None
-            }
+        let known = streams.iter_mut().find(|known| known.stream.is_same(&added.stream));
+        let replaced = known.map(|known| std::mem::replace(known, added.clone()));
+        if replaced.is_none() {
+            streams.push(added.clone());
         }
+        Added { stream: added, _replaced: replaced }
     }
 
     fn streams(&self) -> Vec<Arc<DroppedStream>> {
@@ -74,14 +90,14 @@ impl DroppedOn {
     }
 
     /// Waits for the work that may use memory of dropped slices. Returns false if some of it may still run: a stream
-    /// without an event is capturing, or a driver call has failed.
+    /// has captured since before the drop of its last slice, or a driver call has failed.
     pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| stream.wait().is_ok())
     }
 
-    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has no
-    /// event yet and is capturing. If `stream` itself is capturing, it can only if slices were dropped on
-    /// no other stream so far.
+    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has captured
+    /// since before the drop of its last slice. If `stream` itself is capturing, it can only if slices were dropped on no
+    /// other stream so far.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, Error> {
         let others = self.others(stream);
         if !others.is_empty() && !does_not_capture(stream)? {

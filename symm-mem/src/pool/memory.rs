@@ -31,7 +31,7 @@ use process_group::group::places_changed;
 
 use super::{
     attachments::Attachments,
-    dropped::{DroppedOn, DroppedStream},
+    dropped::{Added, DroppedOn},
 };
 use crate::{agreement::PoolId, lock::lock};
 
@@ -249,21 +249,21 @@ impl PoolMemory {
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         let unpinned = arena.pins().unpin(pin);
-        let replaced: Vec<_> = unpinned.iter().filter_map(|block| self.free(&mut arena, block)).collect();
+        let streams: Vec<_> = unpinned.iter().filter_map(|block| self.free(&mut arena, block)).collect();
         drop(arena);
-        drop(replaced);
+        streams.into_iter().for_each(Added::record);
     }
 
     /// Frees `block`, which has no owner and no pin. If it was a slice's block, the next user of the memory waits for
-    /// the slice's stream. The caller drops the result of [`DroppedOn::add`] once it has released the lock.
-    fn free(&self, arena: &mut Arena<'_>, block: &Placed) -> Option<Arc<DroppedStream>> {
+    /// the slice's stream. The caller [records](Added::record) the returned event once it has released the lock.
+    fn free(&self, arena: &mut Arena<'_>, block: &Placed) -> Option<Added> {
         let stream = arena.pins().streams.remove(&block.placement);
-        let replaced = stream.and_then(|stream| self.dropped_on.add(stream));
+        let added = stream.map(|stream| self.dropped_on.add(stream));
         let freed = arena.free(block);
         // Cannot fail: the arena has placed the block, and the block is freed only once (when its last owner drops it,
         // or when its last pin is removed).
         debug_assert!(freed.is_ok(), "{freed:?}");
-        replaced
+        added
     }
 
     /// Returns the pin of the graph that the capture with the driver's id `capture` makes. Creates the pin if there is
@@ -354,9 +354,11 @@ impl PoolMemory {
             }
             return;
         }
-        let replaced = self.free(&mut arena, block);
+        let stream = self.free(&mut arena, block);
         drop(arena);
-        drop(replaced);
+        if let Some(stream) = stream {
+            stream.record();
+        }
     }
 }
 

@@ -140,8 +140,8 @@ impl SymmetricPool {
 ///
 /// A request for a new segment blocks the calling thread until the work that uses dropped slices
 /// ([`SymmetricPool::alloc`]) has ended. The request fails if the thread cannot wait for this work, for example because
-/// a slice's stream is capturing. The symmetric pool's [log](SymmetricPool::log) then contains an allocation and a free, so it differs from
-/// the logs of ranks on which the request succeeded.
+/// a slice's stream has captured since before the slice was dropped. The symmetric pool's [log](SymmetricPool::log) then
+/// contains an allocation and a free, so it differs from the logs of ranks on which the request succeeded.
 ///
 /// Captured graphs: if the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph keeps
 /// the blocks of the routed pool that captured work of this library uses. The memory of these blocks goes to no other

@@ -289,6 +289,29 @@ fn a_pool_waits_for_the_streams_of_dropped_slices_before_it_unmaps_them() {
 }
 
 #[test]
+fn a_pool_is_released_although_the_stream_of_a_dropped_slice_captures() {
+    run_seen(
+        1,
+        NCCL_2_28_9,
+        |_| {},
+        |world, ranks| {
+            for rank in ranks {
+                let pool = rank.pool();
+                let mut slice = pool.alloc::<u32>(LENGTH, &rank.stream).expect("there is room");
+                rank.stream.memset_zeros(&mut slice).expect("it is enqueued");
+                drop(slice);
+                let capture = rank.stream.begin_capture(CaptureMode::Global).expect("a capture");
+                let unmapped = world.calls("cuMemUnmap");
+                drop(pool);
+                assert!(world.calls("cuMemUnmap") > unmapped);
+                capture.end().expect("the capture is valid");
+                rank.leave();
+            }
+        },
+    );
+}
+
+#[test]
 fn a_pool_keeps_only_streams_whose_work_may_use_its_memory() {
     run_seen(
         1,
@@ -410,17 +433,16 @@ fn captures_of_another_driver_pin_nothing() {
 }
 
 #[test]
-fn a_dropped_pool_leaves_a_capture_valid() {
+fn a_pool_whose_slice_is_dropped_during_a_capture_leaves_it_valid() {
     let _turn = turn();
     let world = on_device(
         |_| {},
         |world, pool, [stream, ..]| {
             let mut slice = pool.alloc::<u32>(LENGTH, &stream).expect("there is room");
             stream.memset_zeros(&mut slice).expect("it is enqueued");
-            drop(slice);
             let unmapped = world.calls("cuMemUnmap");
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).expect("a capture");
-            drop(pool);
+            drop((slice, pool));
             capture.end().expect("the capture is valid");
             assert_eq!(world.calls("cuMemUnmap"), unmapped, "the work may still run");
         },
