@@ -33,8 +33,7 @@ struct Circumstances<'a> {
     members: Vec<u32>,
     /// The culprit is a member of the meeting.
     inside: bool,
-    /// The trouble may concern members of the meeting other than the culprit. True in two cases: the culprit is one of
-    /// several members, or the meeting is a retirement, in which all ranks take part.
+    /// The trouble may concern members of the meeting other than the culprit: the culprit is one of several members.
     affected: bool,
     /// In this run, the culprit did not learn the result of a retirement or of an agreement on a length. So it has not
     /// retired the segments, or has not allocated, although the other ranks may have done so.
@@ -108,9 +107,10 @@ impl World {
     /// groups may begin a meeting so early that the other members come late.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.span.begun).min().unwrap_or(0);
-        // The other ranks need up to 8 messages to or from the store to see that a rank has come. Each takes up to
-        // `slowest` µs.
-        let messages = 8 * self.scenario.slowest;
+        // A rank has come once the store has its record. Before that, the rank makes three requests, which enter the
+        // meeting in its list of places, compare the member lists, and post the record. With a new connection, a
+        // request takes up to 8 messages. Each message takes up to `slowest` µs.
+        let messages = 3 * 8 * self.scenario.slowest;
         let late = |it: &&Ended| {
             let deadline = Duration::from_micros(it.span.deadline);
             let patience = match it.span.meeting.kind {
@@ -153,6 +153,14 @@ impl World {
 }
 
 impl<'a> Circumstances<'a> {
+    /// Returns true if some members came late to a commit of the group, which [`World::came_late`] has to explain. The
+    /// other members then make the group anew, before the late ones know of it.
+    fn has_timed_out(&self) -> bool {
+        let timed_out = |it: &&Ended| matches!(it.said.refusal(), Some(Refusal::SyncTimeout { .. }));
+        let mut timed_out = self.world.ended.iter().filter(timed_out);
+        timed_out.any(|it| it.span.meeting.kind.group() == self.kind.group())
+    }
+
     fn of(world: &'a World, kind: Kind, told: &'a [&'a Ended]) -> Self {
         let (trouble, culprit) = (world.scenario.trouble, world.scenario.culprit);
         let members = world.members(kind);
@@ -273,7 +281,9 @@ impl<'a> Circumstances<'a> {
                     || self.world.keeps_memory()
             }
             Refusal::MemberLost { rank, .. } => trouble.silences() && *rank == culprit,
-            Refusal::EpochMismatch { .. } => trouble.delays() && !trouble.loses_store(),
+            Refusal::EpochMismatch { .. } => {
+                trouble.delays() && !trouble.loses_store() || self.has_timed_out()
+            }
             Refusal::GenerationMismatch { generations, .. } => {
                 let culprits = Entry { value: 2, ranks: vec![culprit] };
                 trouble == Trouble::ExtraDomain && generations.entries.contains(&culprits)
