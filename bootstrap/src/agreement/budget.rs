@@ -42,10 +42,13 @@ impl Limits {
     }
 
     /// Returns the limits of an action that begins at the time `now` and shares these limits. If the verdict on the
-    /// action before it came late, the wait for the outcomes is longer, so that it takes [`OUTCOME_FLOOR`]. Otherwise,
-    /// the verdict on the new action could name a member that is only a little slower than the others. All actions that
-    /// share limits together can lengthen the wait by at most [`OUTCOME_FLOOR`].
+    /// action before it came late, the wait for the outcomes ends [`OUTCOME_FLOOR`] from now, and the action may take
+    /// half of that. Otherwise, the action would have no time, or the verdict on it could name a member that is only a
+    /// little slower than the others. All actions that share limits together can lengthen the wait by at most
+    /// [`OUTCOME_FLOOR`].
     pub(super) fn for_next(self, now: Duration) -> Self {
-        Self { outcomes: now.saturating_add(OUTCOME_FLOOR).clamp(self.outcomes, self.latest), ..self }
+        let outcomes = now.saturating_add(OUTCOME_FLOOR).clamp(self.outcomes, self.latest);
+        let action = now.saturating_add(OUTCOME_FLOOR / 2).min(outcomes);
+        Self { action: self.action.max(action), outcomes, ..self }
     }
 }

@@ -42,8 +42,8 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 
     /// Returns true if the action with this plan shares the time limits of the action before it: its deadline, and the
     /// end of the wait for its outcomes. So a sequence of short actions takes hardly longer than one. If the verdict on
-    /// an action comes shortly before this end, or after it, the members still wait for the outcomes of the next action,
-    /// but all these waits together lengthen the sequence by at most [`OUTCOME_FLOOR`](super::OUTCOME_FLOOR). The first
+    /// an action comes shortly before this end, or after it, the members still have time for the next action and wait for
+    /// its outcomes, but all this together lengthen the sequence by at most [`OUTCOME_FLOOR`](super::OUTCOME_FLOOR). The first
     /// action of an agreement always has limits of its own.
     fn shares_limits(_plan: &Self::Plan) -> bool {
         false

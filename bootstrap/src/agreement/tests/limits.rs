@@ -60,7 +60,8 @@ fn an_action_after_a_late_verdict_has_time_for_its_outcomes() {
                 let input = match outputs[rank].clone() {
                     Output::Done(_) => continue,
                     Output::Act { .. } if rank == 0 => Input::Acted(true),
-                    Output::Act { plan, .. } => {
+                    Output::Act { plan, until, .. } => {
+                        assert!(until >= now + Duration::from_secs(2) || acts_until.is_some());
                         let takes = if plan == 8 { wait } else { second };
                         if now < *acts_until.get_or_insert(now + takes) {
                             continue;
