@@ -117,11 +117,14 @@ pub(crate) fn order_after(stream: &Stream, other: &Stream) -> Result<()> {
     let watch = Watch::new([stream]);
     refuse_capture(stream)?;
     let earlier = record_uncaptured(other)?;
-    stream.wait_uncounted(&earlier)?;
-    match watch.is_certain() {
+    let not_captured = || match watch.is_certain() {
         true => Ok(()),
         false => Err(Error::CaptureRace { what: "a wait for another stream" }),
-    }
+    };
+    // A wait of a capturing stream for an event outside of the capture would invalidate the capture.
+    not_captured()?;
+    stream.wait_uncounted(&earlier)?;
+    not_captured()
 }
 
 /// Makes an event, and records it on `stream`. Returns an error if the stream captures, or if another thread may have

@@ -105,7 +105,8 @@ impl DroppedOn {
         }
         for other in others {
             match other.end() {
-                Ok(_) => {}
+                // After a race with another thread, `order_before` records the event.
+                Ok(_) | Err(Error::CaptureRace { .. }) => {}
                 Err(Error::WhileCapturing { .. }) => return Ok(false),
                 Err(error) => return Err(error),
             }
