@@ -5,11 +5,12 @@
 use std::{
     cell::Cell,
     mem::ManuallyDrop,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, atomic::Ordering, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
+use cuda_driver::graph::RelaxedCapture;
 use process_group::{group::path::Way, store::Deadline};
 
 use super::{
@@ -19,6 +20,7 @@ use super::{
     },
     DirectCore,
 };
+use crate::lock::lock;
 
 /// The longest time that [`end`](DirectCore::end) waits for launched work to complete. Also the time limit of
 /// [`settle`](DirectCore::settle), and the time after which the thread that [`abort`](DirectCore::abort) starts polls
@@ -160,13 +162,33 @@ impl DirectCore {
         if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }
-        if self.graph_holds.load(Ordering::Acquire) > 0 {
+        if lock(&self.graphs).strong_count() > 0 {
             return;
         }
         // The thread started by an abort, and calls on `Direct` handles, may still hold a reference for a short time.
         while let Err(held) = Arc::try_unwrap(self) {
             self = held;
             thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Called when the last graph with messages is dropped after the group. A run of the graph may be under way, so drops
+    /// the memory on a thread, which first waits until the device is idle. Returns once the memory is dropped, at the
+    /// latest after [`PATIENCE`].
+    pub(super) fn drop_when_idle(self) {
+        let (done, wait) = mpsc::channel();
+        // If the thread cannot be started, or the wait fails, the memory is leaked.
+        let kept = ManuallyDrop::new(self);
+        let free = move || {
+            // If a capture is open, the wait must not invalidate it.
+            let relaxed = RelaxedCapture::enter(kept.context.driver());
+            if relaxed.is_ok() && kept.context.synchronize().is_ok() {
+                drop(ManuallyDrop::into_inner(kept));
+            }
+            let _ = done.send(());
+        };
+        if thread::Builder::new().name("direct-graphs".into()).spawn(free).is_ok() {
+            let _ = wait.recv_timeout(PATIENCE);
         }
     }
 

@@ -73,10 +73,8 @@ pub(super) struct DirectCore {
     /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
     /// time.
     has_captured: AtomicBool,
-    /// Number of [`GraphHold`]s.
-    graph_holds: AtomicUsize,
-    /// The id of the last capture with a launch, and the hold of its graph.
-    last_hold: Mutex<(u64, Weak<GraphHold>)>,
+    /// The hold of the graphs with messages, while there are any.
+    graphs: Mutex<Weak<GraphHold>>,
     /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
     /// The pool segments that all members have mapped.
@@ -96,19 +94,14 @@ impl Drop for EnqueueGuard<'_> {
     }
 }
 
-/// Keeps the path's memory for a graph with messages, also after the drop of the group.
-struct GraphHold(Arc<DirectCore>);
-
-impl GraphHold {
-    fn of(core: &Arc<DirectCore>) -> Arc<Self> {
-        core.graph_holds.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Self(core.clone()))
-    }
-}
+/// Keeps the path's memory for graphs with messages, also after the drop of the group. `None` only during drop.
+struct GraphHold(Option<Arc<DirectCore>>);
 
 impl Drop for GraphHold {
     fn drop(&mut self) {
-        self.0.graph_holds.fetch_sub(1, Ordering::AcqRel);
+        if let Some(core) = self.0.take().and_then(Arc::into_inner) {
+            core.drop_when_idle();
+        }
     }
 }
 
@@ -152,8 +145,7 @@ impl DirectCore {
             given_up_since: (0..world).map(|_| OnceLock::new()).collect(),
             enqueuers: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
-            graph_holds: AtomicUsize::new(0),
-            last_hold: Mutex::new((0, Weak::new())),
+            graphs: Mutex::default(),
             launched: Default::default(),
             mapped,
             flag_pages,
@@ -287,8 +279,8 @@ impl DirectCore {
     }
 
     /// If `stream` captures, returns the id of the capture, records that the path has captured work, and makes the graph
-    /// keep the path's memory, unless another library began the capture. Otherwise returns `None`. Refuses a captured launch if the ring has no slots for graphs,
-    /// or if the capture is invalid.
+    /// keep the path's memory, unless another library began the capture. Otherwise returns `None`. Refuses a captured
+    /// launch if the ring has no slots for graphs, or if the capture is invalid.
     fn capture(self: &Arc<Self>, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
@@ -298,11 +290,10 @@ impl DirectCore {
             ),
             CaptureInfo { id: Some(id), .. } => {
                 self.has_captured.store(true, Ordering::Relaxed);
-                let mut last = lock(&self.last_hold);
-                let known = last.1.upgrade().filter(|_| last.0 == id);
-                let hold = known.unwrap_or_else(|| GraphHold::of(self));
-                *last = (id, Arc::downgrade(&hold));
-                drop(last);
+                let mut graphs = lock(&self.graphs);
+                let hold = graphs.upgrade().unwrap_or_else(|| Arc::new(GraphHold(Some(self.clone()))));
+                *graphs = Arc::downgrade(&hold);
+                drop(graphs);
                 stream.keep_in_graph(hold)?;
                 Ok(Some(id))
             }
