@@ -93,11 +93,12 @@ impl Memberships {
             return Err(error);
         }
         let (guard, pool_use) = (RegistrationGuard::take(group.communicator()), self.uses.commit());
-        let conflict = match (&guard, &pool_use) {
-            (None, _) => Some(
-                "another thread commits another pool for this group; the same one must come first on every rank",
+        let conflict = match (&pool_use, &guard) {
+            (None, _) => Some("another thread retires segments of this pool; the retirement must end first"),
+            (_, None) => Some(
+                "another thread commits another pool for this group, or retires segments of one; all ranks must make \
+                 these calls in the same order",
             ),
-            (_, None) => Some("another thread retires segments of this pool; the retirement must end first"),
             _ => None,
         };
         let local_state = LocalState::of(group, options, inside_group, conflict);
