@@ -210,7 +210,7 @@ pub enum ErrorKind {
         world: usize,
     },
     /// A thread of an [exchange](crate::exchange) cannot be started: the thread that closes the peers' memory of
-    /// dropped plans, or the thread that enforces the deadlines of transfers.
+    /// dropped plans, or one of the two threads that enforce the deadlines of transfers.
     #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),
     /// Invalid options of a [direct path](crate::direct).

@@ -106,8 +106,8 @@ impl Quarantined {
     /// peer of the same regions. The exchange still does not reuse the signal slots.
     ///
     /// To free memory of `cuMemAlloc`, the driver waits until the device has no work. Meanwhile, other threads of the
-    /// process may block in the driver. So if this process runs several ranks, first end all their transfers and
-    /// kernels that wait for another rank.
+    /// process may block in the driver. So first end all transfers and kernels of the process that wait for another
+    /// rank.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.

@@ -94,7 +94,7 @@
 //! | `slots` | words of device memory by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of dropped plans and regions, and how long this rank keeps its memory for its peers |
-//! | `quiet` | the times at which a process of several ranks may make driver calls that wait for the device |
+//! | `quiet` | the times at which the process may make driver calls that wait for the device |
 //! | `shared` | state that an exchange, its plans and its threads share |
 //! | `error` | errors of transfers |
 //!
@@ -139,6 +139,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, Weak},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
@@ -382,8 +383,8 @@ impl Exchange {
     /// Returns at most 5 s after the deadline. Some plans may still be open then. The exchange's threads close them
     /// later, and report that to the peers. Reasons for open plans:
     /// - The device does not answer.
-    /// - A rank of this process has a transfer under way. During transfers, a process of several ranks neither frees
-    ///   memory of `cuMemAlloc` nor closes memory that was opened by legacy IPC handle.
+    /// - A rank of this process has a transfer under way. During transfers, a process neither frees memory of
+    ///   `cuMemAlloc` nor closes memory that was opened by legacy IPC handle.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
@@ -394,10 +395,16 @@ impl Exchange {
             // This was the last reference to the owner. Plans and regions hold references too, so all of them have been
             // dropped, some perhaps after the first `settle`.
             let is_settled = shared.closer.settle(deadline, end);
-            // The threads end only when they have no work left, so they are joined only then. The error of `join` is
-            // ignored: a thread that has panicked has ended too.
+            // The threads end only when they have no work left. One of them may be blocked in a call of the driver. So
+            // a thread is joined only once it has ended. The error of `join` is ignored: a thread that has panicked has
+            // ended too.
             for thread in threads.into_iter().filter(|_| is_settled) {
-                let _ = thread.join();
+                while !thread.is_finished() && !end.expired() {
+                    thread::sleep(Duration::from_micros(100));
+                }
+                if thread.is_finished() {
+                    let _ = thread.join();
+                }
             }
         }
         shared.closer.quarantine()

@@ -49,9 +49,10 @@ use super::{
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
-/// transfer that one of the blocked threads must enqueue, the process deadlocks. So in a process of several ranks,
-/// exchanges free and close such memory only while no rank of the process has a transfer under way. While they do so,
-/// `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the process may block the host.
+/// transfer that one of the blocked threads must enqueue, the process deadlocks. So exchanges free and close such memory
+/// only while no rank of the process has a transfer under way. While they do so, `ready`, `put`, `get`, `wait`, `launch`
+/// and `watch` of all plans of the process may block the host. When a program drops a plan, other work of the device
+/// that waits for another rank, such as a collective, must have ended, or must depend only on work that is enqueued.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -197,7 +198,7 @@ impl Plan {
 
     /// Sets a deadline for the work enqueued on `stream` so far. If the work has not ended by the deadline, the plan
     /// fails. Call this after each launch of a graph that captures transfers of this plan, except for launches by
-    /// [`launch`](Self::launch). A process of several ranks must use `launch`, for the reason given there.
+    /// [`launch`](Self::launch). Use `launch` if possible, for the reason given there.
     ///
     /// # Errors
     /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`]. If the driver cannot record the end
@@ -212,10 +213,11 @@ impl Plan {
     /// Launches a graph that captures transfers of this plan. If the graph has not ended by the deadline, the plan
     /// fails. If the plan has already failed, returns the fault and does not launch.
     ///
-    /// A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and `watch`, a
-    /// thread of an exchange could free memory of a dropped plan. The driver could make that thread wait for the end of
-    /// the launched graph, and meanwhile block threads of other ranks. If the graph waits for work that these threads
-    /// must enqueue, the process deadlocks.
+    /// Use this instead of [`watch`](Self::watch) if the process drops plans or regions at the same time. Between a
+    /// launch and `watch`, a thread of an exchange could free memory of a dropped plan. The driver could make that
+    /// thread wait for the end of the launched graph, and meanwhile block other threads of the process. If the graph
+    /// waits for work that these threads, or those of a peer in the same situation, must enqueue, the processes
+    /// deadlock.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).

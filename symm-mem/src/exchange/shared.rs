@@ -37,7 +37,9 @@ pub(super) struct Tools {
     mirror: Mirror,
     /// The host buffer to which the [watch thread](super::watch) copies this rank's slots.
     watch_mirror: Mirror,
-    /// The watch thread records this event after each copy to `watch_mirror`.
+    /// The stream of the copies to `watch_mirror`.
+    watch_copies: Stream,
+    /// Recorded after each copy to `watch_mirror`.
     watch_mirrored: Event,
 }
 
@@ -50,6 +52,7 @@ impl Tools {
             control: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
             mirror: Mirror::new(context, channels)?,
             watch_mirror: Mirror::new(context, channels)?,
+            watch_copies: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
             watch_mirrored: Event::new(context, EventFlags::DISABLE_TIMING)?,
         })
     }
@@ -82,7 +85,7 @@ impl Shared {
         tools: Tools,
         options: ExchangeOptions,
     ) -> Self {
-        let Tools { control, mirror, watch_mirror, watch_mirrored } = tools;
+        let Tools { control, mirror, watch_mirror, watch_copies, watch_mirrored } = tools;
         Self {
             info,
             context: context.clone(),
@@ -91,7 +94,7 @@ impl Shared {
             slots: Mutex::new(Slots::new(options.channels)),
             handles: Handles::default(),
             plans: Mutex::default(),
-            watch: Watch::new(watch_mirror, watch_mirrored),
+            watch: Watch::new(watch_mirror, watch_copies, watch_mirrored),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
         }
@@ -170,7 +173,7 @@ impl Shared {
         }
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         let mirror = lock(&self.mirror);
-        mirror.read(self, core.slots.clone())?;
+        mirror.read(self, &self.control, core.slots.clone())?;
         self.control.synchronize()?;
         let (abandoned, found) = (mirror.abandoned(core), read(&mirror));
         if core.slots.clone().any(|slot| mirror.has_dropped(slot)) {
@@ -194,18 +197,23 @@ impl Mirror {
         PinnedMemory::new(context, bytes, PinnedFlags::PORTABLE).map(Self)
     }
 
-    /// On the control stream, enqueues a copy of these slots of this rank to the mirror.
-    pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
+    /// On `stream`, enqueues a copy of these slots of this rank to the mirror.
+    pub(super) fn read(
+        &self,
+        shared: &Shared,
+        stream: &Stream,
+        slots: Range<usize>,
+    ) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
         // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. Host code reads the
         // mirror only by atomic loads, even while the copy runs.
-        unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
+        unsafe { stream.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 
-    /// On the control stream, enqueues a copy of all slots of this rank to the mirror.
-    pub(super) fn read_all(&self, shared: &Shared) -> Result<(), cuda_driver::Error> {
-        self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
+    /// On `stream`, enqueues a copy of all slots of this rank to the mirror.
+    pub(super) fn read_all(&self, shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
+        self.read(shared, stream, 0..self.0.bytes() / SLOT_BYTES)
     }
 
     /// Returns the first peer, as a rank of the job, on which the plan had failed when the slots were last copied. A

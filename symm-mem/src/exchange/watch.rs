@@ -88,6 +88,9 @@ pub(super) struct Watch {
     changed: Condvar,
     /// Host copy of this rank's slots.
     mirror: Mirror,
+    /// The stream on which the copy thread copies. It is not the control stream, so that a call that is blocked on it
+    /// cannot block the writes of the watch thread.
+    copies: Stream,
     /// The copy thread records this event after each copy to `mirror`.
     mirrored: Event,
     copy: Mutex<SlotCopy>,
@@ -134,10 +137,10 @@ impl WatchState {
 }
 
 impl Watch {
-    pub(super) fn new(mirror: Mirror, mirrored: Event) -> Self {
+    pub(super) fn new(mirror: Mirror, copies: Stream, mirrored: Event) -> Self {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let (copy, copy_changed) = (Mutex::new(SlotCopy::Missing), Condvar::new());
-        Self { state, changed, mirror, mirrored, copy, copy_changed }
+        Self { state, changed, mirror, copies, mirrored, copy, copy_changed }
     }
 
     fn set_copy(&self, state: SlotCopy) {
@@ -219,7 +222,7 @@ impl Watch {
 /// Main loop of the copy thread. Returns after [`Watch::end_copies`].
 pub(super) fn run_copies(shared: &Shared) {
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
-    let Watch { mirror, mirrored, copy, copy_changed, .. } = &shared.watch;
+    let Watch { mirror, copies, mirrored, copy, copy_changed, .. } = &shared.watch;
     let mut state = lock(copy);
     loop {
         match *state {
@@ -230,7 +233,7 @@ pub(super) fn run_copies(shared: &Shared) {
             SlotCopy::Wanted => {
                 drop(state);
                 let begun = Instant::now();
-                let enqueued = mirror.read_all(shared).and_then(|()| shared.control.record(mirrored));
+                let enqueued = mirror.read_all(shared, copies).and_then(|()| copies.record(mirrored));
                 state = lock(copy);
                 if !matches!(*state, SlotCopy::Ended) {
                     *state = enqueued.map_or(SlotCopy::Missing, |()| SlotCopy::Enqueued(begun));

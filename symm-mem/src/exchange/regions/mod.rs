@@ -75,8 +75,8 @@ use crate::lock::lock;
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits
 /// between launches instead.
 ///
-/// In a process of several ranks, a transfer or a wait may block the calling thread while the process closes or frees
-/// memory of dropped plans or regions (see [`Plan`](super::Plan)).
+/// A transfer or a wait may block the calling thread while the process closes or frees memory of dropped plans or
+/// regions (see [`Plan`](super::Plan)).
 #[derive(Clone)]
 pub struct Regions {
     inner: Arc<RegionsState>,

@@ -222,8 +222,8 @@ fn a_block_is_placed_alike_whether_or_not_its_former_work_is_done() {
                 // Waits for the other rank, which comes when both have allocated again.
                 busy();
             }
-            drop(first);
             assert_eq!(rank.stream.query().expect("the device is well"), rank.rank != odd);
+            drop(first);
             let (again, other) = (slice(&stream), slice(&rank.stream));
             places.extend([&again, &other].map(|slice| slice.device_ptr().0 - bucket.ptr().0));
             rank.world.barrier(soon()).expect("all come");
