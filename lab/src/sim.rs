@@ -8,7 +8,7 @@ use std::{fs, panic, thread};
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use symm_mem::simulation::{self, Limits, Summary};
+use simulation::{Limits, Summary};
 
 use xtask::shell;
 

@@ -13,7 +13,7 @@ use process_group::{
     store::{Store, StoreError},
 };
 
-use crate::agreement::{PoolId, meeting_id::generation_key};
+use crate::agreement::{PoolId, meeting_id::generation_key, rank_of};
 
 /// The ranks that promise to make the same requests of the domain's [pools](crate::SymmetricPool) in the same order,
 /// and the [store](process_group::store) over which they reach agreements.
@@ -155,7 +155,8 @@ impl Domain {
     }
 
     /// Returns the id for a new pool. Pools are numbered in the order of their creation.
-    pub(crate) fn next_pool(&self) -> PoolId {
+    #[doc(hidden)]
+    pub fn next_pool(&self) -> PoolId {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
         let DomainState { uid, generation, instance, .. } = *self.inner;
         PoolId { domain: uid, generation, instance, pool }
@@ -163,7 +164,7 @@ impl Domain {
 }
 
 /// The store key of the random number of a generation of a domain.
-pub(crate) fn instance_key(uid: u64, generation: u64) -> String {
+pub fn instance_key(uid: u64, generation: u64) -> String {
     format!("symm/{uid:x}.{generation}/instance")
 }
 
@@ -176,11 +177,6 @@ fn random() -> u64 {
 /// The members of a process group as ranks of a domain.
 pub(crate) fn ranks_of(group: &ProcessGroup) -> Vec<u32> {
     group.global_ranks().into_iter().map(rank_of).collect()
-}
-
-/// Converts a rank of the job to `u32`. No job has more than `u32::MAX` ranks.
-pub(crate) fn rank_of(rank: usize) -> u32 {
-    u32::try_from(rank).unwrap_or(u32::MAX)
 }
 
 impl std::fmt::Debug for Domain {

@@ -289,7 +289,8 @@ impl ErrorKind {
     /// - `failure` is the store's error, if the store failed.
     /// - `groups` has the group of a commit, or those groups of a retirement that are poisoned. If it is empty, as for
     ///   all other agreements, the error reports no poisoned group.
-    pub(crate) fn of_ending<R>(
+    #[doc(hidden)]
+    pub fn of_ending<R>(
         ending: Ending<R>,
         refused: impl FnOnce(R) -> Self,
         failure: Option<StoreError>,

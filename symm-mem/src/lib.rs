@@ -36,11 +36,10 @@
 //! | [`exchange`] | one-sided put and get: plans of transfers, and shared regions |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
-//! | [`sharing`] | the transport of memory handles between ranks |
+//! | [`sharing`] | the transport of memory handles between ranks: the crate `memory-sharing` |
 //! | `membership` | the state of a pool in its groups: commits, retirements, windows and look-up |
 //! | `pool` | a pool's memory: segments, blocks, and the pins that keep them allocated for captures and graphs |
 //! | `symmetric_pool` | [`SymmetricPool`], built on `membership` and `pool` |
-//! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`commit_all`], [`Explanation`], [`Error`] |
 //!
 //! # Invariants
@@ -62,21 +61,19 @@
 //! segment. A segment can be retired only if no rank has a block in it or a graph that uses it.
 //! [`SymmetricPool::explain`] reports how a group's collectives access a buffer, and why.
 
-pub mod agreement;
 pub mod direct;
 mod domain;
 mod error;
 mod error_kind;
 pub mod exchange;
 mod group_object;
+#[doc(hidden)]
+pub mod internals;
 pub mod kernels;
 mod lock;
 mod membership;
 mod pool;
 pub mod rendezvous;
-pub mod sharing;
-#[cfg(any(test, feature = "simulation"))]
-pub mod simulation;
 mod symmetric_pool;
 
 pub use agreement::{
@@ -90,7 +87,9 @@ pub use membership::{
     BufferLocation, CommitOptions, CommitReport, CommunicatorGroup, LookupError, RegistrationState,
     RetireReport, SymmetricGroup,
 };
+pub use memory_sharing as sharing;
 pub use pool::{GraphPin, PoolCapture, SliceError, SymmetricBlock};
+pub use symm_agreement as agreement;
 pub use symmetric_pool::{
     AccessPath, Explanation, PathReason, PoolScope, PoolSource, SymmetricPool, commit_all,
 };

@@ -17,15 +17,18 @@ const LOCKSTEP: [&str; 8] = ["demo", "doctor", "launch", "fr", "replay", "viz", 
 const LAB: [&str; 4] = ["soak", "sim", "abi", "torch-viewer"];
 
 /// The packages that `sim` runs. Without optimization of them, the seeds take several times as long.
-const OF_SIMULATION: [&str; 8] = [
+const OF_SIMULATION: [&str; 11] = [
     "arc-swap",
     "lab",
     "lockstep-bootstrap",
     "lockstep-caching-alloc",
     "lockstep-cuda-driver",
     "lockstep-gpu-sim",
+    "lockstep-memory-sharing",
     "lockstep-process-group",
+    "lockstep-symm-agreement",
     "lockstep-symm-mem",
+    "simulation",
 ];
 
 /// The end of the help text.

@@ -1,9 +1,10 @@
 //! `cargo xtask mutants`: checks that the tests detect bugs.
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
-//! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem by
-//! `cargo xtask sim explore`, or by the crate's tests if the patch names one. A patch that no longer applies, or does not compile, is an error: it tests nothing. What a
-//! patch breaks is written before its first difference.
+//! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem
+//! and its own lower crates by `cargo xtask sim explore`, or by their tests if the patch names one. A patch that no
+//! longer applies, or does not compile, is an error: it tests nothing. What a patch breaks is written before its first
+//! difference.
 //!
 //! A line `Found by: TEST` names a test that detects the bug. It runs first, because the whole suite takes minutes; if it
 //! passes, the others run too. `Found by: models TEST` has to be found by the crate's models under loom; there too, TEST
@@ -41,12 +42,13 @@ enum Finder {
     Seeds,
 }
 
-/// The crates that patches break, and the checks that must detect it unless the patch says otherwise.
-const CRATES: [(&str, Finder); 4] = [
-    ("bootstrap", Finder::Tests),
-    ("caching-alloc", Finder::Tests),
-    ("process-group", Finder::Tests),
-    ("symm-mem", Finder::Seeds),
+/// The crates that patches break, each with the crates below it that only it uses, and the checks that must detect the
+/// bugs unless the patch says otherwise.
+const CRATES: [(&str, &[&str], Finder); 4] = [
+    ("bootstrap", &["bootstrap"], Finder::Tests),
+    ("caching-alloc", &["caching-alloc"], Finder::Tests),
+    ("process-group", &["process-group"], Finder::Tests),
+    ("symm-mem", &["memory-sharing", "symm-agreement", "symm-mem"], Finder::Seeds),
 ];
 /// Begins the line of a patch that says what detects its bug.
 const FOUND_BY: &str = "Found by: ";
@@ -173,8 +175,9 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
         let breaks = breaks.collect::<Vec<_>>().join(" ");
         let touched: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("--- a/")?.split('/').next()).collect();
-        let known = CRATES.into_iter().find(|(of, _)| touched.iter().all(|touched| touched == of));
-        let (crate_name, finder) =
+        let known =
+            CRATES.into_iter().find(|(_, folders, _)| touched.iter().all(|folder| folders.contains(folder)));
+        let (crate_name, _, finder) =
             known.with_context(|| format!("{name}.patch breaks {touched:?}: nobody looks there"))?;
         let finder = match by_models {
             Some(_) => Finder::Models,
@@ -224,7 +227,7 @@ impl Tree {
             } else if metadata.is_file() {
                 fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
                 // Only the crates that patches change are rebuilt.
-                if !CRATES.iter().any(|(of, _)| name.starts_with(of)) {
+                if !CRATES.iter().any(|(_, folders, _)| folders.iter().any(|of| name.starts_with(of))) {
                     fs::File::options().append(true).open(&to)?.set_modified(metadata.modified()?)?;
                 }
             }
@@ -258,12 +261,21 @@ impl Tree {
                     Finder::Models => (&[&["--lib"]], "--cfg loom", Some("interleavings::")),
                     _ => (&[&["--lib"], &["--test", "end_to_end"]], "", None),
                 };
+                let folders =
+                    CRATES.into_iter().find(|(of, ..)| *of == crate_name).map_or(&[][..], |it| it.1);
+                let programs: Vec<(&str, &[&str])> = folders
+                    .iter()
+                    .flat_map(|folder| targets.iter().map(move |target| (*folder, *target)))
+                    .filter(|(folder, target)| {
+                        target.len() == 1 || self.root.join(folder).join("tests/end_to_end").exists()
+                    })
+                    .collect();
                 // Not `--exact`: patches may leave out the modules of a test.
                 let first = first.map(|first| vec![first]);
                 let filters = first.into_iter().chain([Vec::from_iter(filter)]);
                 // A target is built when its turn comes: most bugs are found before that of the other one.
                 not_passed(filters.flat_map(|filter| {
-                    targets.iter().map(move |target| self.test(crate_name, target, flags, &filter))
+                    programs.iter().map(move |(folder, target)| self.test(folder, target, flags, &filter))
                 }))
             }
             Finder::Seeds => {
@@ -408,7 +420,7 @@ mod tests {
             }
         };
         let mutants = list(&root.join(PATCHES)).unwrap();
-        for (name, _) in CRATES {
+        for (name, ..) in CRATES {
             let count = mutants.iter().filter(|mutant| mutant.crate_name == name).count();
             assert!(count >= 10, "{count} patches break {name}");
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-pub const CRATES: [&str; 12] = [
+pub const CRATES: [&str; 15] = [
     "dynload",
     "cuda-driver-sys",
     "nccl-sys",
@@ -15,14 +15,17 @@ pub const CRATES: [&str; 12] = [
     "cuda-driver",
     "caching-alloc",
     "process-group",
+    "memory-sharing",
+    "symm-agreement",
     "symm-mem",
+    "simulation",
     "cli",
     "lab",
     "xtask",
 ];
 
 /// The crates that are not published.
-pub const PRIVATE: [&str; 2] = ["lab", "xtask"];
+pub const PRIVATE: [&str; 3] = ["simulation", "lab", "xtask"];
 
 /// Returns the folder where cargo keeps what it has downloaded.
 pub(crate) fn cargo_home() -> PathBuf {
@@ -42,7 +45,7 @@ pub fn package(name: &str) -> String {
 
 /// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
 pub fn test_features(name: Option<&str>) -> String {
-    const FEATURES: [(&str, &str); 11] = [
+    const FEATURES: [(&str, &str); 10] = [
         ("bootstrap", "simulation"),
         ("caching-alloc", "cudarc"),
         ("caching-alloc", "json"),
@@ -53,7 +56,6 @@ pub fn test_features(name: Option<&str>) -> String {
         ("process-group", "pickle"),
         ("process-group", "tracing"),
         ("symm-mem", "twins"),
-        ("symm-mem", "simulation"),
     ];
     let wanted = FEATURES.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));
     wanted.map(|(of, feature)| format!("{}/{feature}", package(of))).collect::<Vec<_>>().join(",")

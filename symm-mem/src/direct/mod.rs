@@ -293,7 +293,7 @@ use process_group::{
 use self::{core::DirectCore, lane::Ring};
 pub use self::{core::DirectReport, handle::Direct};
 use crate::{
-    domain::rank_of,
+    agreement::rank_of,
     error::{CallContext, Error},
     error_kind::ErrorKind,
     membership::{MappedSegments, MappedUse},

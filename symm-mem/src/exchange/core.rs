@@ -216,7 +216,7 @@ impl Core {
     }
 }
 
-/// Store key by which rank `from` reports to rank `to` that `from` has closed a plan. `key` is [`CoreParts::key`].
-pub(crate) fn closed_key(key: &str, from: u32, to: u32) -> String {
+/// Store key by which rank `from` reports to rank `to` that `from` has closed a plan. `key` is `CoreParts::key`.
+pub fn closed_key(key: &str, from: u32, to: u32) -> String {
     format!("{key}/closed/{from}/{to}")
 }

@@ -10,22 +10,22 @@ use std::sync::{
 /// earlier ones are stale. Before the first agreement on a plan or regions of the name, the value is 0. Clones share
 /// the value.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Generations(Arc<AtomicU64>);
+pub struct Generations(Arc<AtomicU64>);
 
 impl Generations {
     /// Returns the generation that this rank proposes in its next agreement. All members use the highest proposal.
-    pub(crate) fn next(&self) -> u64 {
+    pub fn next(&self) -> u64 {
         self.0.load(Ordering::Acquire) + 1
     }
 
     /// Makes the agreed generation current, unless a higher one is current already. That is possible if two threads use
     /// the same name in concurrent agreements with different members.
-    pub(crate) fn agreed(&self, generation: u64) {
+    pub fn agreed(&self, generation: u64) {
         self.0.fetch_max(generation, Ordering::AcqRel);
     }
 
     /// Returns `Ok` if `generation` is current, and the current generation as the error otherwise.
-    pub(crate) fn admit(&self, generation: u64) -> Result<(), u64> {
+    pub fn admit(&self, generation: u64) -> Result<(), u64> {
         let current = self.0.load(Ordering::Acquire);
         if current == generation { Ok(()) } else { Err(current) }
     }

@@ -15,14 +15,14 @@ use super::protocol::AllocationId;
 use crate::{lock::lock, sharing::Imported};
 
 /// Identifies an allocation: its owner, as a rank of the job, and the id of the allocation. Ids are never reused.
-pub(crate) type Key = (u32, AllocationId);
+pub type Key = (u32, AllocationId);
 
 /// Open allocations; they stay open while this map lives.
-pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
+pub type Open<T = Imported> = HashMap<Key, Arc<T>>;
 
 /// Registry of open allocations. Holds only weak references, so it keeps no allocation open.
 #[derive(Debug)]
-pub(crate) struct Handles<T = Imported> {
+pub struct Handles<T = Imported> {
     open: Mutex<HashMap<Key, Weak<T>>>,
 }
 
@@ -34,19 +34,19 @@ impl<T> Default for Handles<T> {
 
 impl<T> Handles<T> {
     /// Returns the registered allocations that are open. None of them is closed while the returned value lives.
-    pub(crate) fn held(&self) -> Open<T> {
+    pub fn held(&self) -> Open<T> {
         let mut open = lock(&self.open);
         open.retain(|_, imported| imported.strong_count() > 0);
         open.iter().filter_map(|(key, imported)| Some((*key, imported.upgrade()?))).collect()
     }
 
     /// Registers a newly opened allocation.
-    pub(crate) fn note(&self, key: Key, imported: &Arc<T>) {
+    pub fn note(&self, key: Key, imported: &Arc<T>) {
         lock(&self.open).insert(key, Arc::downgrade(imported));
     }
 
     /// Number of registered allocations that are open.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         lock(&self.open).values().filter(|imported| imported.strong_count() > 0).count()
     }
 }

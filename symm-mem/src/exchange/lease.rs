@@ -20,15 +20,16 @@ use super::{Memory, core::Core};
 
 /// A running lease of a plan that this rank has closed.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub struct Lease {
     /// The peers that have not reported yet that they have closed the plan, as ranks of the job.
     waiting: Vec<u32>,
     /// The time at which the lease expires, counted from the creation of the [closer](super::close::Closer).
     until: Duration,
 }
 
+/// The state of a [`Lease`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LeaseState {
+pub enum LeaseState {
     /// Some peers have not closed the plan, so they may still access this rank's memory.
     Runs,
     /// All peers have closed the plan, possibly after the lease has expired.
@@ -41,16 +42,17 @@ pub(crate) enum LeaseState {
 impl Lease {
     /// Starts a lease for `peers`, which must close the plan before time `until`. `until`, and `now` of
     /// [`step`](Self::step), are counted from the creation of the [closer](super::close::Closer).
-    pub(crate) fn new(peers: Vec<u32>, until: Duration) -> Self {
+    pub fn new(peers: Vec<u32>, until: Duration) -> Self {
         Self { waiting: peers, until }
     }
 
-    pub(crate) fn waiting(&self) -> &[u32] {
+    /// The peers that have not closed the plan.
+    pub fn waiting(&self) -> &[u32] {
         &self.waiting
     }
 
     /// Removes the peers in `closed`, which have closed the plan, and returns the state at time `now`.
-    pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> LeaseState {
+    pub fn step(&mut self, closed: &[u32], now: Duration) -> LeaseState {
         self.waiting.retain(|peer| !closed.contains(peer));
         match (self.waiting.is_empty(), now >= self.until) {
             (true, _) => LeaseState::Over,

@@ -291,7 +291,12 @@ impl MemorySpan {
                 let OwnedAllocation { base, bytes, physical, .. } = &owned.allocations[self.at];
                 Ok(match physical {
                     Some(physical) => Shareable::Virtual(physical.clone()),
-                    None => Shareable::Plain(PlainMemory::new(&owned.context, *base, *bytes, owned.clone())),
+                    None => {
+                        // SAFETY: `owned` keeps the device memory of all its allocations.
+                        let memory =
+                            unsafe { PlainMemory::new(&owned.context, *base, *bytes, owned.clone()) };
+                        Shareable::Plain(memory)
+                    }
                 })
             }
             Backing::Virtual(buffer) => {

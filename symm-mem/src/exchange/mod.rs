@@ -126,7 +126,6 @@ mod memory;
 mod options;
 mod owned;
 mod plan;
-pub mod protocol;
 mod quiet;
 mod regions;
 mod shared;
@@ -165,6 +164,7 @@ use self::{
     shared::{Shared, Tools},
     slots::SLOT_BYTES,
 };
+pub use crate::agreement::exchange as protocol;
 use crate::{
     error::Error,
     error_kind::ErrorKind,

@@ -39,19 +39,20 @@ pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
 
 /// The free slots of this rank's slab.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub struct Slots {
     /// Free ranges, ascending; no two of them are adjacent.
     free: Vec<Range<usize>>,
 }
 
 impl Slots {
-    pub(crate) fn new(count: usize) -> Self {
+    /// `count` slots, all of them free.
+    pub fn new(count: usize) -> Self {
         let whole = 0..count;
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
     /// Allocates the first `count` adjacent slots that are free. Returns `None` if no `count` adjacent slots are free.
-    pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
+    pub fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);
         }
@@ -66,7 +67,7 @@ impl Slots {
     }
 
     /// Frees slots that [`take`](Self::take) returned.
-    pub(crate) fn give_back(&mut self, range: Range<usize>) {
+    pub fn give_back(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
         }
@@ -84,7 +85,7 @@ impl Slots {
     }
 
     /// Number of free slots.
-    pub(crate) fn free(&self) -> usize {
+    pub fn free(&self) -> usize {
         self.free.iter().map(Range::len).sum()
     }
 }

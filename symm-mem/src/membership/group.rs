@@ -14,8 +14,8 @@ use process_group::{
 };
 
 use crate::{
-    agreement::{Enqueued, GroupId, MessageCounts, Poison, Readiness},
-    domain::{Domain, rank_of},
+    agreement::{Enqueued, GroupId, MessageCounts, Poison, Readiness, rank_of},
+    domain::Domain,
     group_object::{GroupObject, is_closed},
 };
 
@@ -167,7 +167,7 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
 ///   this rank, for example that its communicator has failed.
 /// - `is_capturing`: whether a stream of the rank's device is capturing, or the driver's error if this is unknown.
 ///   Registration and deregistration cannot be captured, and may invalidate the capture.
-pub(crate) fn readiness(
+pub fn readiness(
     inside_group: bool,
     trouble: Option<String>,
     is_capturing: Result<bool, String>,

@@ -21,8 +21,9 @@ const NO_TIME: &str = "no time is left for this commit: its deadline is zero, or
                        up; pass a longer deadline";
 
 /// The state of one pool in one group on this rank.
-pub(crate) struct GroupState {
-    pub(crate) log: GroupLog,
+pub struct GroupState {
+    /// The agreed state of the group.
+    pub log: GroupLog,
     /// The group's name, for error texts. Set at every commit.
     group_name: Option<Arc<str>>,
     /// The owner of the mappings of the members' segments of this pool, and of the members' signal pads (memory through
@@ -53,7 +54,7 @@ impl GroupState {
     }
 
     /// Returns the error for a group with members outside of the pool's domain, or `None` if all members are inside.
-    pub(crate) fn outside(&self, domain: &Domain) -> Option<Error> {
+    pub fn outside(&self, domain: &Domain) -> Option<Error> {
         let outside = domain.outside(self.log.members());
         let domain = domain.uid();
         (!outside.is_empty()).then(|| self.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))

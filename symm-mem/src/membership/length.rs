@@ -28,7 +28,7 @@ impl Memberships {
     }
 
     /// Counts the next agreement on a length. Returns the arguments with which this rank takes part in it.
-    pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
+    pub fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = self.meetings().lengths.count();
         let domain = self.domain();
         Start::length(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)

@@ -7,7 +7,7 @@ use crate::agreement::{MeetingId, MeetingKind, Rounds};
 /// Counters of the agreements in which all ranks of the domain take part: on the lengths of allocations, and on the
 /// [retirement](crate::SymmetricPool::retire) of segments. Such an agreement is called a meeting.
 #[derive(Debug, Default)]
-pub(crate) struct Meetings {
+pub struct Meetings {
     pub(super) lengths: Rounds,
     pub(super) retirements: Rounds,
 }
@@ -22,7 +22,7 @@ impl Meetings {
     ///
     /// For a commit, records nothing and returns an empty list, because [`GroupLog`](crate::agreement::GroupLog) counts
     /// commits.
-    pub(crate) fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
+    pub fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let rounds = match meeting.kind {
             MeetingKind::Retire {} => &mut self.retirements,

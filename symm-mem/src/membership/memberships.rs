@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The state of one pool in all groups that it is committed for.
-pub(crate) struct Memberships {
+pub struct Memberships {
     domain: Domain,
     memory: Arc<PoolMemory>,
     table: Arc<Published>,
@@ -93,7 +93,7 @@ impl Memberships {
     }
 
     /// Returns the state of group `id` on this rank. The first call creates the state, for the members `ranks`.
-    pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
+    pub fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
         let create = || {
             let mut log = GroupLog::new(self.id(), id, self.domain.rank(), ranks);
             self.retired().iter().for_each(|ordinal| log.retire(*ordinal));
@@ -140,7 +140,8 @@ impl Memberships {
         lock(&self.retired).clone()
     }
 
-    pub(crate) fn meetings(&self) -> MutexGuard<'_, Meetings> {
+    /// The meetings of the pool on this rank.
+    pub fn meetings(&self) -> MutexGuard<'_, Meetings> {
         lock(&self.meetings)
     }
 }

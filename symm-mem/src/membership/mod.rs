@@ -44,10 +44,11 @@ pub use self::{
     lookup::{BufferLocation, LookupError, RegistrationState},
     retire::RetireReport,
 };
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use self::{group::readiness, group_state::GroupState};
+pub use self::{
+    group::readiness, group_state::GroupState, meetings::Meetings, memberships::Memberships,
+    plain_registration::PlainRegistration,
+};
 pub(crate) use self::{
     index::Index,
     mapped::{MappedSegment, MappedSegments, MappedUse},
-    memberships::Memberships,
 };

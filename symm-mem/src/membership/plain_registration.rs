@@ -11,11 +11,11 @@ use process_group::{
 use crate::lock::lock;
 
 /// A segment's registration. If the members of the group agree to keep their registrations, the communicator keeps this
-/// value, so the segment stays registered until [`deregister`](Self::deregister) is called or the communicator ends.
+/// value, so the segment stays registered until `deregister` is called or the communicator ends.
 /// Dropping the pool does not deregister the segment: ranks drop their pools at different times, and NCCL calls hang if
 /// a segment is registered on some ranks only.
 #[derive(Debug)]
-pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
+pub struct PlainRegistration(Mutex<Option<Registration>>);
 
 impl PlainRegistration {
     pub(super) fn new(registration: Registration) -> Self {

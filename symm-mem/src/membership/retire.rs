@@ -143,7 +143,7 @@ impl Memberships {
     /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` has the numbers of
     /// collectives and messages (sends and receives) that this rank has enqueued, by group. Returns the arguments with
     /// which this rank takes part in the agreement of all ranks on the retirement.
-    pub(crate) fn begin_retirement(
+    pub fn begin_retirement(
         &self,
         ordinals: &[u32],
         group_states: &[Arc<Mutex<GroupState>>],
@@ -314,7 +314,7 @@ impl Memberships {
     /// error if the store failed. Returns the number of bytes freed, and the groups that this call has
     /// [poisoned](Poison). The caller must abort the communicators of these groups.
     #[track_caller]
-    pub(crate) fn end_retirement(
+    pub fn end_retirement(
         &self,
         ordinals: &[u32],
         group_states: &[Arc<Mutex<GroupState>>],

@@ -106,9 +106,10 @@ impl Pins {
 /// The owner of a pin: the drop of this value removes the pin. It is held by a graph and its executables, or by a
 /// declared capture and afterwards by that capture's [`GraphPin`](crate::GraphPin).
 #[derive(Debug)]
-pub(crate) struct GraphHold {
+pub struct GraphHold {
     pub(super) memory: Arc<PoolMemory>,
-    pub(crate) pin: u64,
+    /// The number of the pin.
+    pub pin: u64,
 }
 
 impl Drop for GraphHold {
@@ -139,7 +140,8 @@ struct LockedState {
     pins: Pins,
 }
 
-pub(crate) struct PoolMemory {
+/// The memory of a pool: its segments, with their blocks and pins.
+pub struct PoolMemory {
     me: Weak<Self>,
     attachments: Attachments,
     id: PoolId,
@@ -203,7 +205,7 @@ impl PoolMemory {
 
     /// Locks the arena. Returns a guard instead of running a closure: the arena's log records the source line of the
     /// request by `#[track_caller]`, which does not pass through closures.
-    pub(crate) fn arena(&self) -> Arena<'_> {
+    pub fn arena(&self) -> Arena<'_> {
         Arena(lock(&self.locked))
     }
 
@@ -268,7 +270,7 @@ impl PoolMemory {
 
     /// Returns the pin of the graph that the capture with the driver's id `capture` makes. Creates the pin if there is
     /// none. Returns `None` while this memory is being dropped.
-    pub(crate) fn graph_hold(&self, capture: u64) -> Option<Arc<GraphHold>> {
+    pub fn graph_hold(&self, capture: u64) -> Option<Arc<GraphHold>> {
         let memory = self.me.upgrade()?;
         let mut arena = self.arena();
         let pins = arena.pins();
@@ -379,7 +381,7 @@ impl MemoryOwner for PoolMemory {
 }
 
 /// The locked arena of a pool.
-pub(crate) struct Arena<'a>(MutexGuard<'a, Option<LockedState>>);
+pub struct Arena<'a>(MutexGuard<'a, Option<LockedState>>);
 
 /// The message of a panic that cannot occur: [`PoolMemory::locked`] is `None` only while the memory is being dropped,
 /// and an [`Arena`] borrows the memory.
@@ -407,7 +409,7 @@ impl Arena<'_> {
     }
 
     /// Adds the segments and blocks that contain any of the `bytes` bytes at `address` to `pins`.
-    pub(crate) fn hold_range(&mut self, pins: &[u64], address: u64, bytes: u64) {
+    pub fn hold_range(&mut self, pins: &[u64], address: u64, bytes: u64) {
         for (place, bytes) in self.places(address, bytes) {
             let blocks = self.blocks_over(place, bytes);
             pins.iter().for_each(|pin| self.pins().hold(*pin, place.ordinal, &blocks));

@@ -20,11 +20,9 @@ mod dropped;
 mod memory;
 mod slice;
 
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use self::memory::GraphHold;
+pub use self::memory::{Arena, GraphHold, PoolMemory};
 pub(crate) use self::{
     attachments::{Attachments, Owner},
-    memory::{Arena, PoolMemory},
     slice::{block_of, check_stream, into_slice},
 };
 pub use self::{

@@ -54,7 +54,6 @@ mod layout;
 mod memory;
 mod pads;
 mod peer_group;
-pub mod protocol;
 mod signals;
 
 use std::{
@@ -87,6 +86,7 @@ pub use self::{
     memory::{PeerView, SymmetricMemory, ViewError},
     protocol::RendezvousRefusal,
 };
+pub use crate::agreement::rendezvous as protocol;
 use crate::{
     agreement::hash::chain,
     error::{CallContext, Error},

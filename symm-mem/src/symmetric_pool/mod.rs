@@ -10,7 +10,7 @@
 
 mod explain;
 mod scope;
-pub(crate) mod several;
+pub mod several;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -533,11 +533,13 @@ impl SymmetricPool {
         SymmetricBlock::new(self.memory.clone(), placed, bytes, request)
     }
 
-    pub(crate) fn memory(&self) -> &Arc<PoolMemory> {
+    #[doc(hidden)]
+    pub fn memory(&self) -> &Arc<PoolMemory> {
         &self.memory
     }
 
-    pub(crate) fn memberships(&self) -> &Memberships {
+    #[doc(hidden)]
+    pub fn memberships(&self) -> &Memberships {
         &self.memberships
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Returns the order in which to run `commits`, as indices into them: sorted by rank, then by group, then by pool.
-pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
+pub fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..commits.len()).collect();
     order.sort_by_key(|index| commits[*index]);
     order

@@ -11,7 +11,5 @@ mod hazards;
 mod kernels;
 mod orders;
 mod processes;
-#[path = "../../src/simulation/random.rs"]
-#[allow(dead_code, reason = "the simulation uses more of it")]
 mod random;
 mod rendezvous;

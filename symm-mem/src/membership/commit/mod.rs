@@ -15,9 +15,9 @@
 //! | this file | a commit, from the call to the publication of its result |
 
 mod member;
-pub(crate) mod offer;
+pub mod offer;
 mod options;
-mod peers;
+pub(crate) mod peers;
 mod plain;
 mod report;
 mod watch;
@@ -60,13 +60,13 @@ use crate::{
 
 /// The windows that this rank has registered in a commit, and the members' memory that it has opened.
 #[derive(Default)]
-pub(crate) struct Done {
+pub struct Done {
     /// One entry for each registered segment, in the order of the segments: the serial number of its window, the
     /// window, and the segment's offset in it in bytes. Segments that share a window have equal serial numbers. In the
     /// simulation of many ranks in one process, an entry has only the serial number, and its second value is `None`.
-    pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
+    pub windows: Vec<(u64, Option<(Window, u64)>)>,
     /// The members' memory, if this rank has opened (mapped) it.
-    pub(crate) opened: Option<OpenedPeers>,
+    pub opened: Option<OpenedPeers>,
 }
 
 impl Memberships {
@@ -197,7 +197,7 @@ impl Memberships {
     ///
     /// Counts the skipped commit, and returns the report of a commit without new segments. Returns `None` if this rank
     /// must take part.
-    pub(crate) fn skip(&self, group_state: &mut GroupState, options: CommitOptions) -> Option<CommitReport> {
+    pub fn skip(&self, group_state: &mut GroupState, options: CommitOptions) -> Option<CommitReport> {
         if options.verify || !group_state.is_unchanged(&self.memory().arena()) {
             return None;
         }
@@ -246,7 +246,7 @@ impl Memberships {
     /// the commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
     /// windows. `offer` offers the given new segments to the other members. Returns the arguments with which this rank
     /// takes part in the agreement, and the new segments in this rank's record.
-    pub(crate) fn begin_commit(
+    pub fn begin_commit(
         &self,
         group_state: &mut GroupState,
         options: CommitOptions,
@@ -298,7 +298,7 @@ impl Memberships {
     /// table of segments. `offered` has the new segments in this rank's record. A successful commit adds a prefix of
     /// this list to the group. `cause` is the store's error, if the store failed. Returns the report of the commit, in
     /// which `registered` and `elapsed` are not set yet.
-    pub(crate) fn end_commit(
+    pub fn end_commit(
         &self,
         group_state: &mut GroupState,
         result: Result<Agreed, Ending>,

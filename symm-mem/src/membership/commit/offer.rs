@@ -23,11 +23,15 @@ pub(super) const JOINED_SINCE: u32 = 23003;
 
 /// The state of the group and of the calling thread at the start of a commit, for this rank's record. A problem, for
 /// example a failed communicator, becomes part of this state instead of an error, so that all members learn it.
-pub(crate) struct LocalState {
-    pub(crate) readiness: Readiness,
-    pub(crate) capabilities: Capabilities,
-    pub(crate) enqueued: Vec<Enqueued>,
-    pub(crate) address_space_left: Option<u64>,
+pub struct LocalState {
+    /// Whether the group and the calling thread are able to commit.
+    pub readiness: Readiness,
+    /// What NCCL and the options of this rank support.
+    pub capabilities: Capabilities,
+    /// The numbers of collectives and messages that this rank has enqueued in the group.
+    pub enqueued: Vec<Enqueued>,
+    /// The address space that the communicator has left for windows, in bytes. `None` if it is unknown.
+    pub address_space_left: Option<u64>,
 }
 
 impl LocalState {
@@ -131,7 +135,7 @@ pub(crate) fn segment(segment: &SymmetricSegment) -> Segment {
 }
 
 /// Converts an entry of the pool's [log](crate::SymmetricPool::log) of requests to its form in a message.
-pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
+pub fn operation(operation: symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,
         symmetric::OperationKind::Free => OperationKind::Free,

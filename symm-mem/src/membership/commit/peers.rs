@@ -25,7 +25,7 @@ pub(super) struct OfferedPeers {
 }
 
 /// The memory of all members, as opened (mapped) by this rank.
-pub(crate) struct OpenedPeers {
+pub struct OpenedPeers {
     pub(super) group: Arc<PeerGroup>,
     /// The number of the first of `segments` in the group's list of [mapped
     /// segments](crate::membership::MappedSegments). Each later segment has the next number.

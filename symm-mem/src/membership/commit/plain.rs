@@ -76,7 +76,7 @@ impl Memberships {
     /// - `undone` is the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary.
     /// - `registered` are the registrations of this rank, each with the ordinal (number in the pool) of its segment.
     /// - `cause` is the store's error, if the store failed.
-    pub(crate) fn end_plain(
+    pub fn end_plain(
         &self,
         group_state: &mut GroupState,
         segments: &[Segment],

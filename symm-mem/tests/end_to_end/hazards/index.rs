@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 /// The hazard or error, the path of the file from the workspace's root, and the tests.
 type Entry = (&'static str, &'static str, &'static [&'static str]);
 
-const AGREEMENT: &str = "symm-mem/src/agreement/tests/mod.rs";
+const AGREEMENT: &str = "symm-agreement/src/tests/mod.rs";
 const EMBEDDED: &str = "symm-mem/tests/end_to_end/embedded/mod.rs";
 const RETIRE: &str = "symm-mem/tests/end_to_end/embedded/retire.rs";
 const CHECKS: &str = "symm-mem/tests/end_to_end/embedded/checks.rs";
@@ -18,7 +18,7 @@ const PROCESSES: &str = "symm-mem/tests/end_to_end/hazards/processes.rs";
 const PROMISES: &str = "symm-mem/tests/end_to_end/hazards/promises.rs";
 const DOMAINS: &str = "symm-mem/tests/end_to_end/embedded/domains.rs";
 const GRAPHS: &str = "symm-mem/tests/end_to_end/embedded/graphs.rs";
-const SIMULATION: &str = "symm-mem/src/simulation/tests.rs";
+const SIMULATION: &str = "simulation/src/tests.rs";
 const ARENA: &str = "caching-alloc/src/core/symmetric/tests.rs";
 
 /// The hazards of registration by several ranks. Ranks cause them by calls on the embedded device, and tests of pure
@@ -251,11 +251,7 @@ const HAZARDS: &[Entry] = &[
 const ERRORS: &[Entry] = &[
     ("SyncTimeout", PROMISES, &["a_commit_that_one_rank_makes_alone_pairs_with_no_later_call"]),
     ("SyncTimeout", HERE, &["a_rank_that_does_not_come"]),
-    (
-        "MemberLost",
-        "symm-mem/src/agreement/tests/endings.rs",
-        &["only_a_search_after_a_refusal_leaves_no_doubt"],
-    ),
+    ("MemberLost", "symm-agreement/src/tests/endings.rs", &["only_a_search_after_a_refusal_leaves_no_doubt"]),
     ("SegmentCountMismatch", HERE, &["an_extra_segment", "nothing_new_where_others_have_something"]),
     ("SegmentShapeMismatch", HERE, &["another_size"]),
     ("AllocationDiverged", PROMISES, &["segments_that_are_equal_by_accident_are_not_paired"]),
