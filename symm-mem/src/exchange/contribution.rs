@@ -35,8 +35,9 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns an offer without regions, for the [record](ExchangeRecord) of a rank that could not prepare its regions.
-    /// Without an offer, the record would count as one for a plan. Returns `None` for transfers.
+    /// Returns a [`RegionOffer`] without regions. A rank that could not prepare its regions puts it into its
+    /// [record](ExchangeRecord), which is its message to the other members. A record without a `RegionOffer` would
+    /// count as one for a plan. Returns `None` for transfers.
     pub(super) fn empty_offer(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,

@@ -17,7 +17,8 @@ use super::{Fault, Memory, generation::Generations, quiet, slots::Words};
 use crate::{lock::lock, sharing::Imported};
 
 /// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
-/// that wait for a notification from this rank are released only at the deadlines of these waits.
+/// that wait for a [notification](super::Regions::transfer_and_notify) from this rank are released only at the
+/// deadlines of these waits.
 const DROP_NOTICE_ATTEMPTS: u32 = 4;
 
 /// The state of a `Plan`, or of the transfers between the regions of this rank and one peer: the signals, and the
@@ -28,11 +29,12 @@ pub(super) struct Core {
     /// The peers' memory that the plan uses, until the plan is [closed](Self::close).
     imports: Mutex<Vec<Arc<Imported>>>,
     fault: Arc<OnceLock<Fault>>,
-    /// True once the [watch thread](super::watch) has reported the fault to the peers, by the [abort
-    /// words](Words::abort) of their slots.
+    /// True once the [watch thread](super::watch) has reported the fault to the peers: it has written the [abort
+    /// words](Words::abort) in their [slots](super::slots).
     pub(super) told: AtomicBool,
     /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
-    /// [toggles](Words::toggle) instead of [counts](Words::count). So after a fault, the watch thread must set both.
+    /// [toggles](Words::toggle) instead of [counts](Words::count). So after a fault, the watch thread must write both
+    /// to release the plan's waits.
     pub(super) captured: AtomicBool,
     /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
     /// attempt, and always 0 if [`CoreParts::is_regions`] is false.

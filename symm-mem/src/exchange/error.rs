@@ -200,14 +200,15 @@ pub enum TransferError {
     OtherRanges {
         /// The side of the list.
         side: Side,
-        /// The rank of the ranges, within the group.
+        /// The rank in whose regions the ranges lie, as a rank within the group.
         rank: usize,
         /// Name of the set of regions that prepared the list.
         regions: String,
         /// [Generation](super::Regions::generation) of that set.
         generation: u64,
     },
-    /// A call of [`Regions`](super::Regions) names a rank of the group that does not share this set of regions.
+    /// The rank passed to a function of [`Regions`](super::Regions) belongs to the group, but does not share this set
+    /// of regions.
     #[error("rank {rank} of the group does not share the regions, which belong to ranks {members:?}")]
     NotShared {
         /// The rank asked for, within the group.

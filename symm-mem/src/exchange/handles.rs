@@ -1,6 +1,7 @@
-//! The peers' allocations that an [`Exchange`](super::Exchange) has open (mapped) on this rank. An agreement on a
-//! [plan](super::Plan) or on [regions](super::Regions) opens only allocations that were not registered here when the
-//! agreement began. An allocation is closed when the last plan or set of regions that uses it is closed.
+//! The registry of the peers' allocations that an [`Exchange`](super::Exchange) has open (mapped) on this rank. An
+//! agreement on a [plan](super::Plan) or on [regions](super::Regions) opens only allocations that were not in the
+//! registry when the agreement began. An allocation is closed when the last plan or set of regions that uses it is
+//! closed.
 //!
 //! Agreements of the same members run one after the other, but agreements of different sets of members may run at the
 //! same time. Two of these may both open an allocation. The registry then keeps only the mapping that was registered

@@ -1,5 +1,6 @@
 //! One agreement on a [plan](super::Plan) or on a set of [regions](super::Regions): this rank's
-//! [record](ExchangeRecord), the run of the agreement, and the resulting plan, regions or error.
+//! [record](ExchangeRecord) (its message to the other members), the run of the agreement, and the resulting plan,
+//! regions or error.
 
 use std::{
     ops::Range,
@@ -93,9 +94,9 @@ impl Exchange {
         self.meet(members, plan, &contribution, |agreed| self.build_plan(agreed, transfers))
     }
 
-    /// Agrees with the other `members` (ranks within the group), and opens their memory. Then `build` makes this rank's
-    /// plan or regions from the agreed result. `build` returns `None` if the result does not fit this rank's
-    /// contribution, and the call then fails with [`ErrorKind::OutOfStep`].
+    /// Agrees with the other `members` (ranks within the group) on a plan or on regions, and opens their memory. Then
+    /// `build` makes this rank's plan or regions from the agreed result. `build` returns `None` if the result does not
+    /// fit this rank's contribution, and the call then fails with [`ErrorKind::OutOfStep`].
     pub(super) fn meet<R>(
         &self,
         members: &[usize],
@@ -172,7 +173,7 @@ impl Exchange {
 
     /// Prepares this rank's contribution to the agreement. Returns two values: the record that this rank sends, and the
     /// [`PreparedRecord`]. If the preparation fails, frees the slots, and returns a record with the cause, and `None`.
-    /// This rank sends that record, so that the other members do not wait for it.
+    /// This rank sends that record too, so that the other members do not wait for this rank.
     fn record_or_cause(
         &self,
         plan: &str,
@@ -200,7 +201,7 @@ impl Exchange {
 
     /// Runs the agreement of the members `ranks`. `key` is the prefix of its store keys. If the members must open
     /// memory, this rank opens the peers' memory that it accesses, and sets `opened`. On success, returns the
-    /// [`Agreement`], or `None` if the members have succeeded but this rank has not received it.
+    /// [`Agreement`], or `None` if the members have succeeded but this rank has not received the `Agreement`.
     fn run(
         &self,
         key: &str,
@@ -275,8 +276,8 @@ impl Exchange {
         Ok(PreparedRecord { record, offer, slots: slots.clone() })
     }
 
-    /// This rank's record, without transfers, regions, exports and open allocations. The caller adds them, and sets the
-    /// endpoint in `site`.
+    /// This rank's record, without transfers, regions, exports and open allocations. The caller adds them. It also sets
+    /// `site.endpoint`, from which peers get file descriptors.
     fn record(&self, plan: &str) -> ExchangeRecord {
         let ExchangeState { shared, options, rendezvous, .. } = &*self.owner;
         ExchangeRecord {
@@ -364,10 +365,10 @@ impl Exchange {
     /// slots. This call then frees the slots, and hands only the memory in `opened` to the [closing
     /// thread](super::close), which closes it.
     ///
-    /// If not, another rank may have the plan or the regions. So the closing thread handles the slots, the memory of
-    /// `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and tells the
-    /// peers that this rank has closed the plan. It frees the slots and this rank's memory once the peers have closed
-    /// the plan too.
+    /// If it is false, another rank may have the plan or the regions. So the closing thread handles the slots, the
+    /// memory of `contribution` and the memory in `opened` as those of a dropped plan. It closes the peers' memory, and
+    /// tells the peers that this rank has closed the plan. It frees the slots and this rank's memory once the peers
+    /// have closed the plan too.
     fn clean_up(
         &self,
         key: &str,
@@ -398,9 +399,9 @@ impl Exchange {
     }
 }
 
-/// Returns the copies of this rank in a transfer: one for each piece of the peer's buffer, because a copy must not span
-/// two allocations of a peer. A copy may span several allocations of this rank. Empty if the peer copies. Returns
-/// `None` if an allocation of the peer is not open.
+/// Returns the copies of this rank in a transfer: one for each allocation of the peer that contains a part of the
+/// peer's buffer, because a copy must not span two allocations of a peer. A copy may span several allocations of this
+/// rank. Empty if the peer copies. Returns `None` if an allocation of the peer is not open.
 fn copies(
     agreed: &AgreedExchange<'_>,
     transfer: &Transfer,

@@ -201,9 +201,9 @@ struct ExchangeState {
 struct NameState {
     /// The current generation of the name.
     generations: Generations,
-    /// The last plan or regions: those that made the current generation current, and those that this rank got later
-    /// with the same generation or an earlier one. The latter exist only if threads of this rank agree on the name at
-    /// the same time, with different members.
+    /// The states of the plan or regions that first had the current generation. Also the states of plans and regions
+    /// that this rank got after that, with the same generation or an earlier one. Such others exist only if threads of
+    /// this rank agree on the name at the same time, with different members.
     last: Vec<Weak<Core>>,
 }
 
@@ -361,8 +361,9 @@ impl Exchange {
         self.owner.shared.slots().free()
     }
 
-    /// Removes from the exchange the [quarantined](Quarantined) memory, and returns it: this rank's memory of dropped
-    /// plans and regions that peers have not closed within the [lease](ExchangeOptions::lease).
+    /// Returns the [quarantined](Quarantined) memory, and removes it from the exchange. Memory is quarantined if it is
+    /// this rank's memory of a dropped plan or set of regions, and a peer has not closed it within the
+    /// [lease](ExchangeOptions::lease).
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()

@@ -13,7 +13,8 @@ pub struct ExchangeOptions {
     /// - Waiting for this rank's transfers of an earlier plan or regions of the same name: an eighth of the deadline.
     /// - Waiting for the other members to arrive: half of the deadline.
     /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
-    /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.
+    /// - Waiting until all members have reported whether they could open the memory: an eighth of the deadline, at
+    ///   least 5 s and at most 10 min.
     ///
     /// Because of the minimum times, an agreement may take longer than the deadline if the deadline is short.
     pub deadline: Duration,

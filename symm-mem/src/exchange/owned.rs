@@ -15,15 +15,17 @@ use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult
 use super::TransferError;
 use crate::{lock::lock, rendezvous::fresh_number};
 
-/// The name that the caching allocator reports for the [holds](Segment::hold) of this module on segments.
+/// The name of this module's [holds](Segment::hold) in reports of the caching allocator. A segment with a hold is
+/// neither moved nor released.
 const HOLDER: &str = "symm-mem exchange";
 
-/// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Several
-/// [`Owned`] values for one allocation find the same number here, so a peer opens the allocation only once. Each holder
-/// of a number also holds the allocation. So while a number is alive, no other allocation can have the same address.
+/// The numbers that identify the allocations of [`Owned`] memory. The key is the address of an allocation's first byte.
+/// Several [`Owned`] values for one allocation find the same number here, so a peer opens the allocation only once. A
+/// value that keeps a [`Number`] alive also keeps its allocation alive. So as long as a number is alive, no other
+/// allocation can have the same address.
 static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
-/// The number of an allocation in this process. It is never reused.
+/// A number that identifies an allocation in this process. It is never reused.
 #[derive(Debug)]
 pub(super) struct Number(pub(super) u64);
 

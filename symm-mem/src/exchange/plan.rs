@@ -1,4 +1,4 @@
-//! Put and get: the transfers of a plan on which the members have agreed, on streams.
+//! Put and get: enqueues the transfers of an agreed plan on streams.
 
 use std::{
     fmt,
@@ -98,7 +98,7 @@ impl Drop for PlanState {
     }
 }
 
-/// One operation that a call enqueues on a stream.
+/// An operation that a call of a function of [`Plan`] enqueues on a stream.
 enum StreamStep {
     Wait,
     /// Resets this rank's toggle to 0. Only in a graph: otherwise signals are counts, which need no reset.
@@ -216,8 +216,8 @@ impl Plan {
     /// Use this instead of [`watch`](Self::watch) if the process drops plans or regions at the same time. Between a
     /// launch and `watch`, a thread of an exchange could free memory of a dropped plan. The driver could make that
     /// thread wait for the end of the launched graph, and meanwhile block other threads of the process. If the graph
-    /// waits for work that these threads, or those of a peer in the same situation, must enqueue, the processes
-    /// deadlock.
+    /// waits for work that one of the blocked threads must enqueue, the process deadlocks. Two processes can also
+    /// deadlock each other, if the graph of each waits for work that a blocked thread of the other must enqueue.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -354,8 +354,9 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step. If `round` is `Some`, waits and signals use the [count words](super::slots::Words::count), with
-/// this number. If `round` is `None`, the stream captures the step, and waits and signals use the toggle words.
+/// Enqueues one step. If `round` is `Some`, waits and signals use the [count words](super::slots::Words::count), and
+/// the number of the round. If `round` is `None`, the stream captures the step, and waits and signals use the toggle
+/// words.
 fn run(
     step: &StreamStep,
     (endpoint, end): (&TransferEndpoint, &TransferEnd),

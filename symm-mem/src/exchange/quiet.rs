@@ -4,9 +4,8 @@
 //! opened by legacy IPC handle, and `cuMemFree`. In this file, to *close memory* means to make one of these calls.
 //! Until the call returns, other threads of the process block inside the driver, for example in a copy or when they
 //! record an event (measured on H200). If the work of the device waits for work that one of these threads was about to
-//! enqueue, the process deadlocks. The same happens to two processes that close memory at once, each of which was about
-//! to enqueue what the other one's device waits for. And the [watch thread](super::watch) cannot fail a transfer at its
-//! deadline while it is blocked.
+//! enqueue, the process deadlocks. Two processes can also deadlock each other: both close memory, and the device of
+//! each waits for work that a blocked thread of the other process was about to enqueue.
 //!
 //! So an exchange closes memory only in a *quiet moment*: while no rank of the process has a transfer under way. While
 //! the exchange closes memory, no transfer begins. Every transfer ends, at the latest by its deadline. But if new

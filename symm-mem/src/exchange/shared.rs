@@ -35,7 +35,7 @@ pub(super) struct Tools {
     control: Stream,
     /// Becomes [`Shared::mirror`].
     mirror: Mirror,
-    /// The host buffer to which the [watch thread](super::watch) copies this rank's slots.
+    /// The host buffer to which the [copy thread](super::watch) copies this rank's slots for the watch thread.
     watch_mirror: Mirror,
     /// The stream of the copies to `watch_mirror`.
     watch_copies: Stream,
@@ -62,8 +62,9 @@ impl Tools {
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
-    /// Stream on which the exchange itself accesses slots: it zeroes slots, copies them to the host, and writes signals
-    /// after a failure or a close. The signals of transfers use the callers' streams.
+    /// Stream on which the exchange itself accesses slots: it zeroes slots, copies them to the host in
+    /// [`check`](Self::check), and writes signals after a failure or a close. The copies of the
+    /// [copy thread](super::watch) use a stream of their own, and the signals of transfers use the callers' streams.
     pub(super) control: Stream,
     /// The arrays of [slots](super::slots) of all ranks, mapped on this rank. Into each slot, one peer writes its
     /// signals to the rank that owns the slot.

@@ -9,16 +9,18 @@ use cuda_driver::DevicePtr;
 /// - one transfer of a [plan](super::Plan). The transfer runs in rounds: one end signals that its buffer is ready,
 ///   and the other end copies and signals that the copy is done. Each of these signals writes the count word, or in a
 ///   graph the toggle word.
-/// - the [regions](super::Regions) of this rank and the peer. Each notification from the peer writes the count word.
+/// - the transfers between the [regions](super::Regions) of this rank and the peer. Each
+///   [notification](super::Regions::transfer_and_notify) from the peer writes the count word.
 ///
-/// This rank sets all words to 0 before the peer learns the slot's number. Once the plan or the regions have failed,
-/// this rank also writes the count and the toggle, to release its own waits.
+/// This rank sets all words to 0 before the peer learns the slot's number. Once the plan, or the transfers between the
+/// regions, have [failed](super::Fault), this rank also writes the count and the toggle, to release its own waits. Once
+/// the peer has set the abort word, the count and the toggle are invalid.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
 /// | count | the peer | the last round that the peer has signalled, or the number of notifications that it has sent |
 /// | toggle | the peer sets it, this rank resets it | 1 if the peer has signalled for the current round of a graph |
-/// | abort | the peer | 1 if the plan or the transfers have failed on the peer: then the other words are invalid |
+/// | abort | the peer | 1 if the plan, or the transfers between the regions, have failed on the peer |
 /// | dropped | the peer | 1 if the peer has dropped its regions: no further notification comes |
 pub(super) const SLOT_BYTES: usize = 16;
 

@@ -1,9 +1,10 @@
 //! The watch thread of an [exchange](super::Exchange), which enforces the deadlines of its transfers. A stream cannot
 //! enforce them, because it waits for a word in device memory without a time limit. A caller cannot enforce them while
 //! it is blocked in the synchronization of such a stream. The watch thread must not block in the same way, so it makes
-//! no call that waits for the device or for another rank. Its only calls of the driver query events and enqueue writes
-//! of words: on H200, these return even while another thread is blocked in `cuMemFree`, which waits for the device. The
-//! calls that block then (copies, and records of events) are made by another thread, the *copy thread*.
+//! no call that waits for the device or for another rank. It calls the driver only to query events and to enqueue
+//! writes of words. On H200, these calls return even while another thread is blocked in `cuMemFree`, which waits for
+//! the device. A call that copies memory or records an event would block then. So the *copy thread*, a thread of its
+//! own, makes these calls.
 //!
 //! In this file, a *plan* is one [`Core`]: a [`Plan`](super::Plan), or the transfers between the regions of two ranks.
 //! Ranks signal each other by words in [slots](super::slots): a rank's slots are its memory into which its peers write.
@@ -88,8 +89,8 @@ pub(super) struct Watch {
     changed: Condvar,
     /// Host copy of this rank's slots.
     mirror: Mirror,
-    /// The stream on which the copy thread copies. It is not the control stream, so that a call that is blocked on it
-    /// cannot block the writes of the watch thread.
+    /// The stream on which the copy thread copies. On the control stream, a copy that is blocked in the driver could
+    /// also block the writes of the watch thread.
     copies: Stream,
     /// The copy thread records this event after each copy to `mirror`.
     mirrored: Event,
@@ -100,7 +101,7 @@ pub(super) struct Watch {
 /// The state of the copy of this rank's slots to the host.
 #[derive(Clone, Copy)]
 enum SlotCopy {
-    /// No copy was enqueued, or it failed.
+    /// No copy was enqueued yet, or the last one could not be enqueued.
     Missing,
     /// The copy thread is to enqueue a copy.
     Wanted,

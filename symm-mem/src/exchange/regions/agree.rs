@@ -58,9 +58,10 @@ impl Exchange {
         self.meet(members, name, &contribution, |agreed| self.build_regions(agreed, regions))
     }
 
-    /// Builds the agreed regions. Returns `None` if the agreement has no [routes](RegionRoute) for this rank, gives it
-    /// a [slot](super::super::slots) that it has not allocated for this call, or needs an allocation of a peer that is
-    /// not open.
+    /// Builds the agreed regions. Returns `None` in each of these cases:
+    /// - The agreement does not state the peers of this rank and their slots ([`RegionRoute`]).
+    /// - It states a [slot](super::super::slots) of this rank that this rank has not allocated for this call.
+    /// - A region lies in an allocation of a peer that is not open.
     fn build_regions(&self, agreed: &AgreedExchange<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
         let shared = &self.owner.shared;
         let ranks = shared.info.global_ranks();

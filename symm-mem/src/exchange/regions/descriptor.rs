@@ -86,7 +86,8 @@ pub(super) fn descriptor_copies(
     all.finish()
 }
 
-/// Collects the copies of a transfer. For a transfer of prepared ranges, each pair of ranges counts as a descriptor.
+/// Collects the copies of a transfer. In a transfer of [prepared ranges](super::PreparedRanges), a range of this rank
+/// and the range of the peer that is paired with it count as a descriptor.
 pub(super) struct CopyList {
     direction: Direction,
     all: Vec<PieceCopy>,

@@ -1,5 +1,5 @@
 //! Reasons why a [`Descriptor`](super::Descriptor) (the source and the destination of a copy between two regions) or a
-//! prepared range is invalid.
+//! [prepared range](super::PreparedRanges) is invalid.
 
 use std::fmt;
 

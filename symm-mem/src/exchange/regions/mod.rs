@@ -348,8 +348,8 @@ impl Regions {
         })
     }
 
-    /// Returns the state of the transfers with rank `rank`, or an error if the stream cannot take a transfer or wait
-    /// for that rank.
+    /// Returns the state of the transfers with rank `rank`, or an error if no operation with that rank can be enqueued
+    /// on `stream`.
     fn admit(&self, rank: usize, stream: &Stream) -> Result<&Peer, TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(rank)?;

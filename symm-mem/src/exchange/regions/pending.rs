@@ -11,7 +11,7 @@ use super::super::{Fault, TransferError};
 #[derive(Debug)]
 #[must_use = "the transfer may not have ended yet"]
 pub struct PendingTransfer {
-    /// Recorded after the transfer. `None` if the transfer was captured into a graph.
+    /// This event is recorded after the transfer. `None` if the transfer was captured into a graph.
     done: Option<Arc<Event>>,
     fault: Arc<OnceLock<Fault>>,
 }
@@ -26,7 +26,7 @@ impl PendingTransfer {
     /// # Errors
     /// [`TransferError::Fault`] if the transfers with the same peer have failed, for example because the copies did not
     /// end by their deadline. [`TransferError::Captured`] if the transfer was captured into a graph: each launch of the
-    /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the query of the event fails.
+    /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the driver fails.
     pub fn is_done(&self) -> Result<bool, TransferError> {
         let done = self.done.as_ref().ok_or(TransferError::Captured { asked: "is_done" })?;
         // Without this guard, the query would invalidate another thread's capture in global mode.

@@ -28,12 +28,12 @@ pub struct RegionRange {
     pub bytes: usize,
 }
 
-/// Ranges of the regions of one rank, in a set of regions: a list that [`Regions::prepare`](super::Regions::prepare)
-/// has validated. A transfer [selects](Self::select) some of the ranges by their indices. A list can be used for any
-/// number of transfers, also from several threads. It does not keep the regions allocated.
+/// A list of ranges that lie in the regions of one rank, and that [`Regions::prepare`](super::Regions::prepare) has
+/// validated. A transfer [selects](Self::select) some of the ranges by their indices. A list can be used for any number
+/// of transfers, also from several threads. It does not keep the regions allocated.
 pub struct PreparedRanges {
-    /// Identifies the set by its address, and is never upgraded. While this weak reference exists, no other set can
-    /// have the same address.
+    /// Identifies the set of regions by its address, and is never upgraded. While this weak reference exists, no other
+    /// set can have the same address.
     set: Weak<RegionsState>,
     regions: String,
     generation: u64,
@@ -84,7 +84,7 @@ impl PreparedRanges {
         Ok(list)
     }
 
-    /// The rank of the ranges, within the group.
+    /// The rank in whose regions the ranges lie, as a rank within the group.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
