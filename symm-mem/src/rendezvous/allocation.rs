@@ -34,8 +34,8 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct PeerAllocation {
-    /// This rank's mappings of the peers' memory, one for each group. The segment number in their keys is always 0,
-    /// because the allocation is in no pool.
+    /// This rank's mappings of the peers' memory, one for each group. The argument `ordinal` of [`Attachments`], the
+    /// number of a segment of a pool, is always 0 here, because the allocation is in no pool.
     pub(super) attachments: Attachments,
     backing: AllocationBacking,
     /// The requested size, which can be less than the size of `backing`.

@@ -168,8 +168,8 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
-    /// For a buffer in a block of a pool: the position of the request that allocated the block in the pool's sequence
-    /// of requests. `None` for other buffers.
+    /// For a buffer in a block of a pool: the number of the request that allocated the block. A pool numbers its
+    /// requests one after the other. `None` for other buffers.
     pub(crate) fn request(&self) -> Option<u64> {
         match &self.memory {
             BufferMemory::Pool(block) => Some(block.request()),

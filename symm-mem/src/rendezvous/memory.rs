@@ -1,4 +1,5 @@
-//! The result of a [rendezvous](super::Rendezvous::rendezvous): the addresses of every rank's buffer and signal pad.
+//! The result of a [rendezvous](super::Rendezvous::rendezvous): the addresses of every rank's buffer and signal pad. A
+//! signal pad is device memory in which a rank receives signals from the other ranks.
 
 use std::{fmt, sync::Arc};
 
@@ -7,7 +8,7 @@ use cuda_driver::{Context, DevicePtr};
 use super::{Buffer, Layout, PeerBuffers, PeerGroup};
 use crate::kernels::PadLayout;
 
-/// The reason why a view of a rank's memory cannot be created.
+/// The reason why a [view](PeerView) of a rank's memory cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ViewError {

@@ -109,9 +109,9 @@ pub struct RendezvousOptions {
     /// True if several ranks may use one device. The kernels of these ranks must then be able to run at the same time,
     /// because a kernel of one rank can wait for a kernel of another.
     pub shared_devices: bool,
-    /// The types of handles as which the signal pads and the memory of [`Rendezvous::empty`] can be exported to other
-    /// processes, or `None` for all types that the driver [grants](HandleTypes::granted). If the group spans several
-    /// hosts, the memory of every rank needs a fabric handle.
+    /// The types of the handles by which other processes open the signal pads and the memory of [`Rendezvous::empty`].
+    /// `None` stands for all types that the driver [grants](HandleTypes::granted). If the group spans several hosts,
+    /// the memory of every rank needs a fabric handle.
     pub handles: Option<HandleTypes>,
 }
 

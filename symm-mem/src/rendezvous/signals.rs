@@ -32,7 +32,7 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 impl SymmetricMemory {
     /// Returns a kernel parameter with the addresses of all ranks' memory. The array at [`Ranks::buffers`] has the
     /// start address of each rank's allocation. A rank's buffer begins [`offset`](Self::offset) bytes after this
-    /// address. The addresses in the parameter are valid until all clones of this value are dropped.
+    /// address. The addresses in the parameter are valid until all clones of this `SymmetricMemory` are dropped.
     ///
     /// Each wait in a kernel lasts at most `deadline`, and at most 2^64 ns (584 years).
     #[must_use]
