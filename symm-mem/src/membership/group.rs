@@ -54,8 +54,8 @@ pub trait SymmetricGroup: Sync {
 
     /// Passes `places` to the group. `places` finds the segment and offset of an address in a pool. With it, the group
     /// can check that each buffer of a collective has the same segment and offset on every rank. Called after every
-    /// successful commit that this rank did not [skip](crate::SymmetricPool::commit), for one pool always with the same
-    /// `places`. The default implementation does nothing.
+    /// successful commit that this rank did not [skip](crate::SymmetricPool::commit). All calls for one pool pass the
+    /// same `places`. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -193,10 +193,10 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts this rank's communicator of a group that is [poisoned](Poison) on this rank. If the poison is
-/// [`Poison::StoreLost`] of this rank, first ends the group on all members ([`SymmetricGroup::fail`]): this rank could
-/// not learn the result of the commit or retirement, so the group is perhaps not poisoned on the other members. `own`
-/// is this rank's number in the domain.
+/// Aborts this rank's communicator of a group that is [poisoned](Poison) on this rank. If the poison is a
+/// [`Poison::StoreLost`] that names this rank, first ends the group on all members ([`SymmetricGroup::fail`]): this
+/// rank could not learn the result of the commit or retirement, so the group is perhaps not poisoned on the other
+/// members. `own` is this rank's number in the domain.
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());

@@ -38,7 +38,7 @@ const CHUNK: usize = 16;
 /// loop nor bounds checks.
 type Chunk = [IndexedSegment; CHUNK];
 
-/// A segment after all others, which contains no address.
+/// Fills the rest of a [`Chunk`]: sorts after all segments, and contains no address.
 const PADDING: IndexedSegment =
     IndexedSegment { begin: u64::MAX, bytes: 0, ordinal: u32::MAX, state: RegistrationState::Pending };
 
@@ -104,7 +104,7 @@ pub(crate) struct Index {
     /// The version of the table that this index was made from. 0 if the index is not published.
     version: u64,
     groups: Vec<(GroupId, IndexedSegments)>,
-    /// For the groups that are not in `groups`: no segment is committed.
+    /// The segments for a group that is not in `groups`: none of them is committed.
     other_groups: IndexedSegments,
 }
 
@@ -134,7 +134,7 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 /// The number of indexes that a thread caches.
 const CACHE_SLOTS: usize = 8;
 
-/// The indexes that a thread caches, the last one that it has loaded first.
+/// The indexes that a thread caches. The most recently loaded index comes first.
 type CachedIndexes = [Option<Arc<Index>>; CACHE_SLOTS];
 
 thread_local! {
@@ -224,7 +224,7 @@ impl Published {
         })
     }
 
-    /// Loads the current index into `cached`, in place of the index that was loaded before all others.
+    /// Loads the current index into `cached`, in place of the index that was loaded longest ago.
     #[cold]
     fn load_index<'a>(&self, cached: &'a mut CachedIndexes) -> &'a Arc<Index> {
         // Registers the destructor of this thread. Fails if it has already run, while the thread exits. What is then

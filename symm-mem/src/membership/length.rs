@@ -1,4 +1,5 @@
-//! Agreement on the length of an allocation: the ranks need blocks of different lengths, and agree on the longest.
+//! Agreement on the length of an [allocation](crate::SymmetricPool::allocate_agreed): the ranks need blocks of
+//! different lengths, and agree on the longest.
 
 use std::{convert::Infallible, time::Duration};
 

@@ -186,13 +186,13 @@ fn reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
     reasons.iter().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }
 
-/// The pool's segments that are not retired (sorted by address), and the states of its groups. A published table does
+/// The pool's segments that are not retired (sorted by address), and their states in each group. A published table does
 /// not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(super) ranges: Vec<SegmentRange>,
     pub(super) groups: Vec<(GroupId, SegmentStates)>,
-    /// The poisoned groups, each with the reason.
+    /// The [poisoned](Poison) groups, each with the reason.
     poisoned: Vec<(GroupId, Poison)>,
     /// Groups whose last commit was refused or has left segments pending, each with the refusal, or with the reason
     /// ([`CommitReport::pending`](crate::CommitReport::pending)).

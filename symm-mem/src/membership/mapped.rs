@@ -28,14 +28,14 @@ pub(crate) struct MappedSegments {
 #[derive(Default)]
 struct List {
     segments: Vec<MappedSegment>,
-    /// The number of [`MappedUse`]s. While there are any, the segments of a pool that is dropped, or that forgets the
-    /// group, stay in the list.
+    /// The number of [`MappedUse`]s. While there are any, the segments of a pool stay in the list even if the pool is
+    /// dropped, or [forgets](crate::SymmetricPool::forget) the group.
     users: usize,
 }
 
-/// Keeps the segments in a group's list, because messages (sends and receives) of the group's
-/// [direct path](crate::direct) copy to and from them, also when a graph with such messages runs later. Each direct path
-/// has one, until the path is dropped.
+/// Keeps the segments in a group's list, because messages (sends and receives) of the group's [direct
+/// path](crate::direct) copy to and from them, also when a graph with such messages runs later. Each direct path has a
+/// `MappedUse` until the path is dropped.
 #[derive(Debug)]
 pub(crate) struct MappedUse(Arc<MappedSegments>);
 
@@ -87,8 +87,9 @@ impl MappedSegment {
         Self { number, group, memory: memory.clone(), table: table.clone(), ordinal, is_left: false }
     }
 
-    /// Returns two values: this rank's own memory of the segment, and the mappings of the members' memory of it.
-    /// Returns `None` if the segment is [retired](crate::SymmetricPool::retire), that is, removed from the pool.
+    /// Returns two values: this rank's own memory of the segment, and the mappings of all members' memory of the
+    /// segment. Returns `None` if the segment is [retired](crate::SymmetricPool::retire), that is, removed from the
+    /// pool.
     pub(crate) fn mapping(&self) -> Option<(Buffer, PeerMapping)> {
         let mapping = self.memory.attachments().get::<PeerMapping>(&self.group.mappings, self.ordinal)?;
         let buffer = Buffer::of_segment(&self.memory, self.ordinal, mapping.buffers.bytes() as u64);
@@ -168,8 +169,8 @@ impl MappedSegments {
     }
 }
 
-/// Removes the segments for which `is_gone` returns true. Drops them after the lock is released, because a drop may free
-/// memory.
+/// Removes the segments for which `is_gone` returns true. Drops them after the lock is released, because a drop may
+/// free memory.
 fn remove(mut list: RwLockWriteGuard<'_, List>, is_gone: impl Fn(&MappedSegment) -> bool) {
     let removed: Vec<MappedSegment> = list.segments.extract_if(.., |segment| is_gone(segment)).collect();
     drop(list);

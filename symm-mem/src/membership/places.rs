@@ -14,7 +14,7 @@ use super::{
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// Looks up places in one pool for one group. ([`SymmetricPlaces`] calls the layout of the pool a *plan*.) Finds
-/// nothing once the pool's table is dropped.
+/// nothing once the pool's [table](Published) is dropped.
 pub(super) struct Places {
     pub(super) pool: PoolId,
     pub(super) group: GroupId,

@@ -87,8 +87,8 @@ impl Member<'_> {
     }
 
     /// Registers the agreed segments as windows, and returns the outcome, which this rank posts to the others. Gives up
-    /// at the deadline, or earlier if the registration can no longer succeed. This is so if the store has one of these
-    /// under `verdict_key`:
+    /// at the deadline, or earlier if the registration can no longer succeed. It cannot succeed once the store has one
+    /// of these under `verdict_key`:
     /// - A verdict that [poisons](crate::Poison) the group. The verdict is the members' agreed judgement of all
     ///   outcomes. One failed outcome decides it, so it may exist before this rank has an outcome.
     /// - A failure of the agreement.

@@ -369,7 +369,8 @@ impl Memberships {
     }
 }
 
-/// Returns an error if the group has ended or was aborted. Called for a skipped commit, which would otherwise succeed.
+/// Returns an error if the group has ended or was aborted. Called for a skipped commit, which does not detect this
+/// itself.
 fn check_open(group: &dyn SymmetricGroup) -> Result<(), ErrorKind> {
     group.standing().map_err(|cause| ErrorKind::GroupOver { cause })?;
     match group.communicator().check() {

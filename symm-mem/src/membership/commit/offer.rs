@@ -1,6 +1,7 @@
 //! The parts of the [record](crate::agreement::CommitRecord) that this rank posts in a
 //! [commit](crate::SymmetricPool::commit) as its message to the other members: the state of the group on this rank, and
-//! the pool's segments. This file also converts entries of the pool's log of requests to their form in later messages.
+//! the pool's segments. This file also converts entries of the pool's [log](crate::SymmetricPool::log) of requests
+//! (allocations, reservations and frees) to their form in later messages.
 
 use std::{borrow::Cow, fmt};
 
@@ -37,8 +38,9 @@ pub struct LocalState {
 impl LocalState {
     /// Collects the state.
     /// - `inside_group` is true if the thread that requested the commit has an NCCL group open (`ncclGroupStart`).
-    /// - `conflict` describes a commit or retirement of another thread that excludes this commit. This rank then reports
-    ///   that it is not ready.
+    /// - `conflict` describes a call of another thread that excludes this commit: a commit, or a
+    ///   [retirement](crate::SymmetricPool::retire) of a pool's segments. With a conflict, this rank reports that it is
+    ///   not ready.
     pub(super) fn of(
         group: &dyn SymmetricGroup,
         options: CommitOptions,

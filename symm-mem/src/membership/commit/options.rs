@@ -25,9 +25,9 @@ pub struct CommitOptions {
     /// - In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The
     ///   wait for the other members' reports may then take 3/32 of `deadline`, at least 5 s and at most 10 min. A stage
     ///   can have several steps, such as registering and mapping, each with its own reports. The steps share these
-    ///   limits. If a step begins less than 5 s before the end of the wait, or later, the wait is longer: it ends 5 s
-    ///   after the step has begun, and at most 5 s later than without this rule. If members pass different deadlines
-    ///   (they should not), the longest counts.
+    ///   limits. Exception: if a step begins when the wait is over, or when less than 5 s of it are left, the wait for
+    ///   the reports of this step ends 5 s after the step has begun. All such steps together make the wait at most 5 s
+    ///   longer. If members pass different deadlines (they should not), the longest counts.
     /// - In stage 3, the work may take the time that is left of `deadline`, but at least 10 s. The wait for the reports
     ///   ends at most 5 s later. If the registration failed on a member, the others may then take 10 s to undo theirs.
     ///
@@ -56,10 +56,11 @@ pub struct CommitOptions {
     /// group allocates this pad. On two H200, the mappings make that commit 4 to 5 ms longer for one 2-MiB segment, and
     /// 0.3 ms longer for each further segment.
     pub map_peers: bool,
-    /// If true, this rank takes part in the commit even if it has no new segments. The members then compare all of
-    /// their requests to the pool. If false, a rank without anything new [skips](crate::SymmetricPool::commit) the
-    /// commit. Must be equal on all members: if some ranks set it to true and others skip the commit, the former wait
-    /// for the latter for 3/8 of `deadline`, and get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout).
+    /// If true, this rank takes part in the commit even if it has no new segments. The members then compare all
+    /// requests (allocations, reservations and frees) that they have made of the pool. If false, a rank without
+    /// anything new [skips](crate::SymmetricPool::commit) the commit. Must be equal on all members: if some ranks set
+    /// it to true and others skip the commit, the former wait for the latter for 3/8 of `deadline`, and get
+    /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout).
     pub verify: bool,
 }
 
