@@ -1,7 +1,7 @@
 //! The streams of dropped slices. A slice is a block with typed elements, bound to a stream
-//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When the slice is dropped and no buffer or graph keeps its
-//! block, the block is freed at once, although work on its stream may still use the block. So the next user of the
-//! memory must wait for that work.
+//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When the slice is dropped and no
+//! [buffer](crate::rendezvous::Buffer) or graph keeps its block, the block is freed at once, although work on its
+//! stream may still use the block. So the next user of the memory must wait for that work.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -16,12 +16,13 @@ use crate::lock::lock;
 #[derive(Debug, Default)]
 pub(crate) struct DroppedOn(Mutex<Vec<Arc<DroppedStream>>>);
 
-/// A stream of dropped slices. A later free of such a slice's block replaces this value.
+/// A stream to which dropped slices were bound. When the block of a further slice of the same stream is freed, a new
+/// value replaces this one.
 #[derive(Debug)]
 struct DroppedStream {
     stream: Stream,
-    /// An event that was recorded after the block was freed, and so after all work that uses the block. Not set if the
-    /// stream has captured ever since.
+    /// An event that was recorded after the block of the last of these slices was freed, and so after all work that
+    /// uses the block. Not set before it is recorded, which is impossible while the stream captures.
     end: OnceLock<Event>,
 }
 
@@ -54,14 +55,15 @@ impl DroppedStream {
 #[must_use = "the event is recorded once no lock is held"]
 pub(super) struct Added {
     stream: Arc<DroppedStream>,
-    /// Dropped with this value, because the drop of an event calls the driver.
+    /// The value that the new one has replaced. Kept until no lock is held, because the drop of its event calls the
+    /// driver.
     _replaced: Option<Arc<DroppedStream>>,
 }
 
 impl Added {
-    /// Records the event, so that a capture that begins later on the stream prevents no wait. If the stream is
-    /// capturing already, the event is recorded at the first wait after the capture. Calls the driver, so the caller
-    /// must hold no lock.
+    /// Records the event. Without the event, a capture that begins later on the stream would prevent waits for the
+    /// stream. If the stream is capturing already, the event is recorded at the first wait after the capture. Calls the
+    /// driver, so the caller must hold no lock.
     pub(super) fn record(self) {
         // An error is reported by the allocation that has to wait for the event.
         let _ = self.stream.end();
@@ -90,14 +92,14 @@ impl DroppedOn {
     }
 
     /// Waits for the work that may use memory of dropped slices. Returns false if some of it may still run: a stream
-    /// has captured since before the drop of its last slice, or a driver call has failed.
+    /// has been capturing since before its last slice was dropped, or a driver call has failed.
     pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| stream.wait().is_ok())
     }
 
-    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has captured
-    /// since before the drop of its last slice. If `stream` itself is capturing, it can only if slices were dropped on no
-    /// other stream so far.
+    /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has been
+    /// capturing since before its last slice was dropped. It also cannot if `stream` itself is capturing, unless all
+    /// slices dropped so far were bound to `stream`.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, Error> {
         let others = self.others(stream);
         if !others.is_empty() && !does_not_capture(stream)? {
@@ -126,9 +128,9 @@ impl DroppedOn {
         others.iter().try_for_each(|other| stream.wait(other.end()?))
     }
 
-    /// Removes streams whose work on dropped slices has ended, but keeps [`KEPT`](Self::KEPT) streams. So the answer of
-    /// [`can_order_before`](Self::can_order_before) for a capturing stream does not depend on how fast the device is:
-    /// all ranks must refuse the same requests.
+    /// Removes streams whose work on dropped slices has ended, but only while more than [`KEPT`](Self::KEPT) streams
+    /// are left. All ranks must refuse the same requests, so the answer of [`can_order_before`](Self::can_order_before)
+    /// for a capturing stream must not depend on how fast the device is. With the streams that are left, it does not.
     fn forget_ended(&self) {
         let mut ended = self.streams();
         if ended.len() <= Self::KEPT {

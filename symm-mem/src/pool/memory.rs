@@ -55,7 +55,8 @@ pub(super) struct Pins {
     graphs: BTreeMap<u64, Weak<GraphHold>>,
     /// The blocks that are pinned, or have more than one owner.
     blocks: BTreeMap<Placement, BlockUses>,
-    /// The streams of slices, by block. A block's entry is removed when the block is freed.
+    /// The streams to which [slices](crate::SymmetricPool::alloc) are bound, by block. A block's entry is removed when
+    /// the block is freed.
     streams: BTreeMap<Placement, Stream>,
 }
 

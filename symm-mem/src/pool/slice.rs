@@ -48,8 +48,8 @@ struct SliceMemory {
 // - `stream` always returns the slice's stream. `check_stream` has rejected the per-thread default stream and streams
 //   of other contexts.
 // - Once the block is freed, the memory may go to a new block. If a new slice gets the block, that slice has the same
-//   stream, or its stream first waits for the work that was enqueued on `stream` before the free. Users of blocks without a slice promise to order their uses after those of the
-//   former owner.
+//   stream, or its stream first waits for the work that was enqueued on `stream` before the free. Users of blocks
+//   without a slice promise to order their uses after those of the former owner.
 // - The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of dropped
 //   slices has ended.
 // - `keep_for_ever` leaks a clone of the block, so the block is never freed.
