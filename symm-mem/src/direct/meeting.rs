@@ -54,13 +54,13 @@ enum FlagPageRefusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
     /// A member has no flag page, or not all members succeeded in opening all flag pages. `rank` is the member that is
-    /// named as the cause, and `problem` describes its failure. The cause is a member of the first of these kinds that
-    /// exists:
-    /// - It has no flag page.
-    /// - It reported a failure.
-    /// - It posted no outcome.
-    /// - Another member reported that it did not answer.
-    /// - It reported that it got no answer, and no member named the one that did not answer.
+    /// named as the cause, and `problem` describes its failure. If several of the following cases occur, the cause is a
+    /// member of the first one:
+    /// - A member has no flag page.
+    /// - A member reported a failure.
+    /// - A member posted no outcome.
+    /// - A member did not answer, as another member reported.
+    /// - A member reported that it got no answer, and no report names the member that did not answer.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(FlagPageRefusal { 0 => Options { options }, 1 => Failed { rank, problem } });

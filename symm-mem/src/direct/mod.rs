@@ -204,18 +204,18 @@
 //! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
 //! example, by launches on one stream.
 //!
-//! A graph keeps the path's memory, also after the drop of the group. So graphs may run after the drop: if the group was
-//! not aborted, their messages wait until the peers run their graphs too. Exception: if another library began the
-//! capture, its graph keeps nothing, and must not be launched once the group is dropped. A graph that sends zero-copy messages must
-//! not be launched after an abort: it may write into the buffer that a receiver passed at the capture, and the receiver
-//! may have reused this buffer. All other graphs may be launched after an abort. Their runs complete without valid
-//! data, and so do runs that are under way at the abort.
+//! A graph keeps the path's memory, also after the drop of the group. So graphs may run after the drop: if the group
+//! was not aborted, their messages wait until the peers run their graphs too. Exception: if another library began the
+//! capture, its graph keeps nothing, and must not be launched once the group is dropped. A graph that sends zero-copy
+//! messages must not be launched after an abort: it may write into the buffer that a receiver passed at the capture,
+//! and the receiver may have reused this buffer. All other graphs may be launched after an abort. Their runs complete
+//! without valid data, and so do runs that are under way at the abort.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
 //! words that the streams wait for, again and again until the work that the path has enqueued is done. If the path has
-//! captured messages, the thread continues until the path's memory is dropped, because a graph may run at any time. The work
-//! handles report why the group has ended. Received data is invalid, and the context stays usable.
+//! captured messages, the thread continues until the path's memory is dropped, because a graph may run at any time. The
+//! work handles report why the group has ended. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
 //! withdraws its offers that no sender has taken, except those of captured messages. If an offer of a receiver is

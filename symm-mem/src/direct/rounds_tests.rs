@@ -35,9 +35,9 @@ enum AwaitedWord {
 /// One operation of a stream.
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    /// The mark of this number is reached, like an event that a stream records.
+    /// Records the mark of this number, as a stream records an event.
     Mark(usize),
-    /// Waits until the mark of this number is reached.
+    /// Waits until the mark of this number is recorded.
     Await(usize),
     Wait(AwaitedWord),
     Reset(AwaitedWord),

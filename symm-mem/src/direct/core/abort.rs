@@ -140,12 +140,14 @@ impl DirectCore {
         }
     }
 
-    /// Called when the group is dropped. Aborts launched work that still runs (captured work does not count), and drops
-    /// the memory. If a graph has messages of the path, the memory is dropped with the last such graph. Otherwise:
-    /// - If the work has not ended after [`PATIENCE`]: on a thread, which continues to abort until the work has ended.
-    /// - If the work has ended, and the path was aborted and has captured work: after [`settle`](Self::settle), because
-    ///   runs of graphs, on this rank or on peers, may still use the buffers of messages.
-    /// - Otherwise: at once.
+    /// Called when the group is dropped. Aborts launched work that still runs (captured work does not count), and then
+    /// drops the memory, as described below. But if a graph has messages of the path, the memory is dropped with the
+    /// last such graph.
+    /// - If the work takes longer than [`PATIENCE`], a thread continues to abort until the work has ended, and then
+    ///   drops the memory.
+    /// - If the work ends earlier, this call drops the memory. If the path was aborted and has captured work, the call
+    ///   first runs [`settle`](Self::settle), because runs of graphs, on this rank or on peers, may still use the
+    ///   buffers of messages.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device may still write to the memory, so the memory is kept until the work has ended.
@@ -172,9 +174,9 @@ impl DirectCore {
         }
     }
 
-    /// Called when the last graph with messages is dropped after the group. A run of the graph may be under way, so drops
-    /// the memory on a thread, which first waits until the device is idle. Returns once the memory is dropped, at the
-    /// latest after [`PATIENCE`].
+    /// Called when the last graph with messages is dropped after the group. A run of the graph may be under way, so
+    /// drops the memory on a thread, which first waits until the device is idle. Returns once the memory is dropped, at
+    /// the latest after [`PATIENCE`].
     pub(super) fn drop_when_idle(self) {
         let (done, wait) = mpsc::channel();
         // If the thread cannot be started, or the wait fails, the memory is leaked.
@@ -192,9 +194,9 @@ impl DirectCore {
         }
     }
 
-    /// Gives runs of graphs time to end, before the caller drops the path or reuses the buffers of messages. Repeatedly ends the waits of
-    /// this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest after
-    /// [`PATIENCE`]:
+    /// Gives runs of graphs time to end, before the caller drops the path or reuses the buffers of messages. Repeatedly
+    /// ends the waits of this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest
+    /// after [`PATIENCE`]:
     /// - No stream of this rank has completed a wait.
     /// - [`holds`](Self::holds) has returned false for every signal.
     ///

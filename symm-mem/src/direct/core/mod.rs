@@ -73,7 +73,7 @@ pub(super) struct DirectCore {
     /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
     /// time.
     has_captured: AtomicBool,
-    /// The hold of the graphs with messages, while there are any.
+    /// The value that the graphs with messages own, as long as such graphs exist. It keeps the path's memory.
     graphs: Mutex<Weak<GraphHold>>,
     /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
@@ -106,8 +106,8 @@ impl Drop for GraphHold {
 }
 
 /// A message that this rank has written into its [log](super::flag_page::Log). Before this rank [claims](super::claim)
-/// the message, `place` and `is_first` assume that this rank is the [first end](super#zero-copy-messages). The claim
-/// corrects them if the peer is.
+/// the message, `place` and `is_first` assume that this rank is the [first end](super#zero-copy-messages). If the claim
+/// finds that the peer is the first end, it corrects both.
 #[derive(Debug, Clone, Copy)]
 struct LoggedMessage {
     message: Message,
@@ -278,9 +278,10 @@ impl DirectCore {
         let _ = unsafe { self.enqueue(&mut launches, stream, None) };
     }
 
-    /// If `stream` captures, returns the id of the capture, records that the path has captured work, and makes the graph
-    /// keep the path's memory, unless another library began the capture. Otherwise returns `None`. Refuses a captured
-    /// launch if the ring has no slots for graphs, or if the capture is invalid.
+    /// If `stream` captures: returns the id of the capture, records that the path has captured work, and makes the
+    /// graph keep the path's memory. (If another library began the capture, the graph keeps nothing.) If `stream` does
+    /// not capture: returns `None`. Refuses a captured launch if the ring has no slots for graphs, or if the capture is
+    /// invalid.
     fn capture(self: &Arc<Self>, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
