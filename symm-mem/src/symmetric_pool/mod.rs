@@ -75,10 +75,10 @@ impl SymmetricPool {
     }
 
     /// Makes a pool whose segments are allocated by `source`. NCCL must be able to register this memory. If the memory
-    /// is not [exportable](SegmentSource::is_exportable), a commit of new segments for a group of several members is
-    /// refused on all members if the group supports windows, unless [`CommitOptions::windows`] is false. As for
-    /// [`new`](Self::new), `geometry` must be equal on all ranks, and all ranks must make a domain's pools in the same
-    /// order.
+    /// is not [exportable](SegmentSource::is_exportable), commit with [`CommitOptions::windows`] set to false. If it is
+    /// true, a commit of new segments for a group of several members that supports windows is refused on all members.
+    /// As for [`new`](Self::new), `geometry` must be equal on all ranks, and all ranks must make a domain's pools in
+    /// the same order.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
@@ -210,8 +210,8 @@ impl SymmetricPool {
     /// [`alloc`](Self::alloc), [`commit`](Self::commit) with [`map_peers`](CommitOptions::map_peers) and
     /// [`verify`](CommitOptions::verify), and [`symmetric_memory`](Self::symmetric_memory) in one call. Collective over
     /// the group: every member calls it with the same length and options. The members always compare their requests. If
-    /// a member cannot allocate, it takes part in the commit all the same, so the others get an error without a wait for
-    /// the deadline.
+    /// a member cannot allocate, it takes part in the commit all the same, so the others get an error without a wait
+    /// for the deadline.
     ///
     /// Accesses through the returned [`SymmetricMemory`] must be ordered with the work of `stream`: see
     /// [`Buffer::of_slice`]. Peers see this rank's writes only after the members have synchronized, for example by

@@ -47,7 +47,7 @@ pub struct PoolScope<'a> {
 impl<'a> PoolScope<'a> {
     /// Until the end of the scope, `pool` serves the requests that this thread makes of a caching allocator. `pool` is
     /// a pool of that allocator, and the source of its segments must be a [`PoolSource`] of the scope's symmetric pool.
-    /// A second call replaces the first.
+    /// A second call of this method replaces the pool of the first call.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -120,9 +120,9 @@ impl SymmetricPool {
 /// pool* below. Each segment of the routed pool is a block of the symmetric pool.
 ///
 /// The ranks must request and free the same segments of the routed pool in the same order. They do so if all ranks
-/// allocate and drop the same blocks of the routed pool in the same order, and use them on one stream. Otherwise the
-/// placement of blocks may differ between ranks. Then the next commit reports the difference, or a collective reports
-/// it, because the members compare the placements of the collective's buffers.
+/// allocate and drop the same blocks of the routed pool in the same order, and use them on one stream. If they do not,
+/// the placement of blocks may differ between ranks. Then the next commit reports the difference, or a collective
+/// reports it, because the members compare the placements of the collective's buffers.
 ///
 /// The allocator releases unused segments that it caches, including those of the routed pool, in these cases:
 /// - `Allocator::empty_cache` is called. All ranks must call it at the same points of the program.
@@ -131,17 +131,18 @@ impl SymmetricPool {
 ///   routed pool as described above, all of them release the same segments.
 /// - The allocator has reserved more memory than a threshold
 ///   ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
-/// - The allocator would otherwise refuse a request for lack of memory. If the routed pool is its only pool and no
-///   [`memory_limit`](caching_alloc::core::Settings::memory_limit) is set, this happens only if the symmetric pool
-///   itself is out of memory.
+/// - Without such a release, the allocator would refuse a request for lack of memory. If the routed pool is its only
+///   pool and no [`memory_limit`](caching_alloc::core::Settings::memory_limit) is set, this happens only if the
+///   symmetric pool itself is out of memory.
 ///
 /// The last two cases may occur on some ranks only. Only these ranks then free blocks of the symmetric pool, so the
 /// ranks' requests differ.
 ///
 /// A request for a new segment blocks the calling thread until the work that uses dropped slices
 /// ([`SymmetricPool::alloc`]) has ended. The request fails if the thread cannot wait for this work, for example because
-/// a slice's stream has captured since before the slice was dropped. The symmetric pool's [log](SymmetricPool::log) then
-/// contains an allocation and a free, so it differs from the logs of ranks on which the request succeeded.
+/// a slice's stream has been capturing since before the slice was dropped. The symmetric pool's
+/// [log](SymmetricPool::log) then contains an allocation and a free, so it differs from the logs of ranks on which the
+/// request succeeded.
 ///
 /// Captured graphs: if the allocator's events are [`DriverEvents`](caching_alloc::driver::DriverEvents), a graph keeps
 /// the blocks of the routed pool that captured work of this library uses. The memory of these blocks goes to no other
