@@ -1,4 +1,5 @@
-//! Domains: sets of ranks that promise to make the same requests of their [symmetric pools](crate::SymmetricPool).
+//! Domains: sets of ranks that promise to make the same requests (allocations, reservations and frees) of their
+//! [symmetric pools](crate::SymmetricPool).
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -24,11 +25,11 @@ use crate::agreement::{PoolId, meeting_id::generation_key, rank_of};
 ///
 /// Every rank creates the domain itself, under the same number, the `uid`. A rank can create several domains under one
 /// `uid`, and all ranks must create equally many. A domain's *generation* counts the domains that the rank has created
-/// under this `uid`, including this one. Ranks agree only with ranks of the same generation. A commit ends with
-/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch) in two cases: it waits in vain for a rank that
-/// has created fewer domains, or ranks whose domains have different generations wait for each other.
+/// under this `uid`, including this one. Ranks agree only with ranks whose domain has the same generation. A commit
+/// ends with [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch) in two cases: it waits in vain for a
+/// rank that has created fewer domains, or ranks whose domains have different generations wait for each other.
 ///
-/// A process must have the same rank in all domains of one store: its rank in the job. Otherwise the ranks cannot
+/// A process must have the same rank in all domains of one store: its rank in the job. By these ranks, the processes
 /// detect that they wait for each other in agreements of different pools.
 #[derive(Clone)]
 pub struct Domain {
@@ -39,7 +40,7 @@ struct DomainState {
     store: Arc<dyn Store>,
     uid: u64,
     generation: u64,
-    /// The random number of this generation, equal on all ranks.
+    /// The random number of this generation in the store, equal on all ranks: see [`Domain::new`].
     instance: u64,
     rank: u32,
     ranks: Vec<u32>,

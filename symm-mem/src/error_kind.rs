@@ -21,8 +21,8 @@ use crate::{
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A [commit](crate::SymmetricPool::commit), [retirement](crate::SymmetricPool::retire) or [agreed
-    /// allocation](crate::SymmetricPool::allocate_agreed) was refused on all members. Nothing has changed. The group
-    /// can commit again, with the exceptions that [`Refusal`] lists.
+    /// allocation](crate::SymmetricPool::allocate_agreed) was refused on all members. Nothing has changed. Groups can
+    /// commit again, with the exceptions that [`Refusal`] lists.
     #[error("refused on all members: {0}")]
     Refused(Refusal),
     /// A [rendezvous](crate::rendezvous) was refused on all members. No member keeps a mapping that this rendezvous
@@ -56,9 +56,10 @@ pub enum ErrorKind {
         /// The groups of this rank that are poisoned.
         groups: Box<[GroupId]>,
     },
-    /// The store failed, so this member does not know the result. The others may report this member as missing, or they
-    /// may have agreed. If they agreed on an allocation, they have made it and this rank has not. Then the next commit
-    /// reports to all members that their requests differ.
+    /// The [store](process_group::store) failed, so this member does not know the result. The others may report this
+    /// member as missing, or they may have agreed. If they agreed on an allocation, they have made it and this rank has
+    /// not. Then the next commit reports to all members that their requests of the pool (allocations, reservations and
+    /// frees) differ.
     ///
     /// If the source is [`StoreError::RankTaken`], another process runs as this rank. The others may have agreed with
     /// that process.
@@ -245,8 +246,9 @@ pub enum ErrorKind {
     /// A member could not set up its part of the direct path, or did not do so in time. So no member has the path.
     #[error("rank {rank} has none: {problem}")]
     Unmade {
-        /// The lowest rank of the first of these kinds that exists, as a rank of the job: ranks that failed, ranks that
-        /// did not answer in time, ranks that got no answer from another member.
+        /// The rank to which `problem` belongs, as a rank of the job: the lowest rank that failed. If no rank failed,
+        /// it is the lowest rank that did not answer in time. If all ranks answered, it is the lowest rank that got no
+        /// answer from another member.
         rank: usize,
         /// The failure on that rank, or a text about the missing answer.
         problem: String,

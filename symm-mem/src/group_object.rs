@@ -1,5 +1,5 @@
-//! [`GroupObject`] tells an [agreement](bootstrap::agreement) of ranks about a group that the group has ended, so that
-//! the agreement stops waiting for other ranks.
+//! [`GroupObject`] makes an [agreement](bootstrap::agreement) of ranks stop waiting for other ranks once a group whose
+//! members take part has ended.
 
 use std::{any::Any, sync::Arc};
 
