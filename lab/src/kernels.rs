@@ -1,4 +1,4 @@
-//! `cargo xtask codegen kernels`: the PTX of symm-mem's kernels, and of its example's. NVRTC comes as a wheel, is loaded
+//! `cargo xtask codegen kernels`: the PTX of peer-kernels, and of an example of symm-mem. NVRTC comes as a wheel, is loaded
 //! from the cache, and needs neither a GPU nor a CUDA toolkit.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use hmac_sha256::Hash;
 use libloading::Library;
-use symm_mem::kernels::{LEAST_CAPABILITY, PTX_SEPARATOR, UNITS, Unit, defines};
+use peer_kernels::{LEAST_CAPABILITY, PTX_SEPARATOR, UNITS, Unit, defines};
 
 use xtask::files::{self, Files};
 use xtask::headers::{self, Part};
@@ -26,8 +26,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     files::write(&shell::workspace()?, &generate()?, options.check)
 }
 
-/// The folder of symm-mem's sources, of their PTX, and of the list of hashes.
-const KERNELS: &str = "symm-mem/kernels";
+/// The folder of the kernels' sources, of their PTX, and of the list of hashes.
+const KERNELS: &str = "peer-kernels/kernels";
 /// The PTX of all units in one frame of zstd: the units share most of their text.
 const PACKED: &str = "kernels.ptx.zst";
 /// SHA-256 of [`PACKED`] and of each source, in the format of `sha256sum`.

@@ -3,7 +3,7 @@
 //! - [`soak`]: tests that run for hours
 //! - [`sim`]: programs of several ranks under seeded schedules
 //! - [`abi`]: the raw crates compared with real releases of NCCL and of `cuda.h`
-//! - [`kernels`]: the PTX of symm-mem's kernels
+//! - [`kernels`]: the PTX of the kernels of peer-kernels
 //! - [`torch_viewer`]: PyTorch's viewer of memory snapshots
 //! - [`archive`]: the archive of a GPU bundle
 
@@ -40,7 +40,7 @@ enum Task {
     Sim(sim::Options),
     /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
     Abi(abi::Options),
-    /// Compile symm-mem's kernels to PTX with the pinned release of NVRTC, without a GPU
+    /// Compile the kernels of peer-kernels to PTX with the pinned release of NVRTC, without a GPU
     Kernels(kernels::Options),
     /// Download PyTorch's viewer of memory snapshots (140 MB, once), and check that it reads our snapshots
     TorchViewer,

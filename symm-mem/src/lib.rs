@@ -31,10 +31,10 @@
 //! # Map
 //! | module | contents |
 //! |---|---|
-//! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, [retirements](SymmetricPool::retire), and lengths of [agreed allocations](SymmetricPool::allocate_agreed) |
+//! | [`agreement`] | the crate `symm-agreement`: the protocols by which ranks agree, without I/O: for commits, [retirements](SymmetricPool::retire), and lengths of [agreed allocations](SymmetricPool::allocate_agreed) |
 //! | [`direct`] | `send` and `recv` of a process group through symmetric memory, without a communicator |
 //! | [`exchange`] | one-sided put and get: plans of transfers, and shared regions |
-//! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
+//! | [`kernels`] | device code: signals between ranks, and the collectives over their memory: the crate `peer-kernels` |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
 //! | [`sharing`] | the transport of memory handles between ranks: the crate `memory-sharing` |
 //! | `membership` | the state of a pool in its groups: commits, retirements, windows and look-up |
@@ -69,7 +69,6 @@ pub mod exchange;
 mod group_object;
 #[doc(hidden)]
 pub mod internals;
-pub mod kernels;
 mod lock;
 mod membership;
 mod pool;
@@ -88,6 +87,7 @@ pub use membership::{
     RetireReport, SymmetricGroup,
 };
 pub use memory_sharing as sharing;
+pub use peer_kernels as kernels;
 pub use pool::{GraphPin, PoolCapture, SliceError, SymmetricBlock};
 pub use symm_agreement as agreement;
 pub use symmetric_pool::{

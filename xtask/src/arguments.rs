@@ -89,7 +89,7 @@ fn command() -> Command {
             Command::new("codegen")
                 .about(
                     "Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers, and the PTX of \
-                     symm-mem's kernels",
+                     the kernels of peer-kernels",
                 )
                 .arg(Arg::new("part").value_parser(["kernels"]).help("Regenerate only this part"))
                 .arg(flag("check", "Change nothing; fail if the committed files differ from the generated files"))

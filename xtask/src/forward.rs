@@ -17,7 +17,7 @@ const LOCKSTEP: [&str; 8] = ["demo", "doctor", "launch", "fr", "replay", "viz", 
 const LAB: [&str; 4] = ["soak", "sim", "abi", "torch-viewer"];
 
 /// The packages that `sim` runs. Without optimization of them, the seeds take several times as long.
-const OF_SIMULATION: [&str; 11] = [
+const OF_SIMULATION: [&str; 12] = [
     "arc-swap",
     "lab",
     "lockstep-bootstrap",
@@ -25,6 +25,7 @@ const OF_SIMULATION: [&str; 11] = [
     "lockstep-cuda-driver",
     "lockstep-gpu-sim",
     "lockstep-memory-sharing",
+    "lockstep-peer-kernels",
     "lockstep-process-group",
     "lockstep-symm-agreement",
     "lockstep-symm-mem",

@@ -11,7 +11,7 @@ use crate::shell::{self, CRATES, PRIVATE};
 const RAW: [&str; 4] = ["dynload", "cuda-driver-sys", "nccl-sys", "bootstrap"];
 
 /// The published crates, with files that their packages must contain.
-const PUBLISHED: [(&str, &[&str]); 12] = [
+const PUBLISHED: [(&str, &[&str]); 13] = [
     ("dynload", &[]),
     ("cuda-driver-sys", &["src/generated/functions.rs", "src/generated/types.rs"]),
     ("nccl-sys", &["src/generated/functions.rs", "src/generated/layouts.rs"]),
@@ -22,7 +22,8 @@ const PUBLISHED: [(&str, &[&str]); 12] = [
     ("process-group", &[]),
     ("memory-sharing", &[]),
     ("symm-agreement", &[]),
-    ("symm-mem", &["kernels/kernels.ptx.zst", "kernels/reduce.cu"]),
+    ("peer-kernels", &["kernels/kernels.ptx.zst", "kernels/reduce.cu"]),
+    ("symm-mem", &[]),
     ("cli", &["data/gpt2_train.trace.gz", "data/uplot/LICENSE", "peers/alloc_bench.cpp"]),
 ];
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The crates of the workspace, lowest first, by the names of their folders.
-pub const CRATES: [&str; 15] = [
+pub const CRATES: [&str; 16] = [
     "dynload",
     "cuda-driver-sys",
     "nccl-sys",
@@ -16,6 +16,7 @@ pub const CRATES: [&str; 15] = [
     "caching-alloc",
     "process-group",
     "memory-sharing",
+    "peer-kernels",
     "symm-agreement",
     "symm-mem",
     "simulation",
@@ -45,7 +46,7 @@ pub fn package(name: &str) -> String {
 
 /// Returns the optional features that tests, documentation and the bundle are built with, of one crate or of all.
 pub fn test_features(name: Option<&str>) -> String {
-    const FEATURES: [(&str, &str); 10] = [
+    const FEATURES: [(&str, &str); 11] = [
         ("bootstrap", "simulation"),
         ("caching-alloc", "cudarc"),
         ("caching-alloc", "json"),
@@ -55,6 +56,7 @@ pub fn test_features(name: Option<&str>) -> String {
         ("process-group", "nvtx"),
         ("process-group", "pickle"),
         ("process-group", "tracing"),
+        ("peer-kernels", "twins"),
         ("symm-mem", "twins"),
     ];
     let wanted = FEATURES.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));

@@ -1,5 +1,5 @@
 //! `cargo xtask codegen`: writes `src/generated/` of the two raw crates from the vendors' headers, and the PTX of
-//! symm-mem's kernels from their sources.
+//! the kernels of peer-kernels from their sources.
 
 #[cfg(feature = "codegen")]
 mod bindings;
@@ -19,7 +19,7 @@ use crate::files;
 use crate::shell;
 
 pub(crate) struct Options {
-    /// Only the PTX of symm-mem's kernels and of its example's.
+    /// Only the PTX of the kernels and of the example of symm-mem.
     pub(crate) only_kernels: bool,
     /// Change nothing; fail if the committed files differ from the generated files.
     pub(crate) check: bool,
@@ -53,7 +53,7 @@ fn everything(options: &Options) -> Result<()> {
     kernels(options.check)
 }
 
-/// Compiles the kernels with the crate `lab`, because symm-mem defines their list and definitions.
+/// Compiles the kernels with the crate `lab`, because peer-kernels defines their list and definitions.
 fn kernels(check: bool) -> Result<()> {
     let mut kernels = vec!["run", "--quiet", "--package", "lab", "--", "kernels"];
     kernels.extend(check.then_some("--check"));

@@ -47,7 +47,7 @@ pub use collectives::{Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter, 
 pub use error::{KernelError, Late};
 pub use fault::{FaultRecord, WaitKind};
 pub use load::Kernels;
-pub(crate) use own::OwnBuffer;
+pub use own::OwnBuffer;
 pub use pad::PadLayout;
 
 /// Largest number of ranks that kernels support.
@@ -138,3 +138,7 @@ impl std::fmt::Display for Kernel {
         })
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! Loads the kernels of a context, once.
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cuda_driver::Context;
 use cuda_driver::graph::RelaxedCapture;
@@ -8,7 +8,6 @@ use cuda_driver::module::{Function, JitOptions, Module};
 
 use super::code::{LEAST_CAPABILITY, SIGNALS, UNITS};
 use super::{Kernel, KernelError, MOST_RANKS, Ranks};
-use crate::lock::lock;
 
 /// The kernels of a context. A handle, cheap to clone; the kernels are unloaded when the last handle is dropped.
 ///
@@ -49,7 +48,7 @@ impl Kernels {
     /// [`KernelError::DeviceTooOld`] if the device is older than [`LEAST_CAPABILITY`]. [`KernelError::Driver`] if a
     /// device query or the loading fails.
     pub fn load(context: &Context) -> Result<Self, KernelError> {
-        let mut loaded = lock(&LOADED);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|weak| weak.strong_count() > 0);
         if let Some(inner) = loaded.iter().filter_map(Weak::upgrade).find(|inner| inner.context == *context) {
             return Ok(Self { inner });
@@ -78,7 +77,7 @@ impl Kernels {
         if let Some(functions) = cell.get() {
             return Ok(functions);
         }
-        let _loading = lock(&self.inner.loading);
+        let _loading = self.inner.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(functions) = cell.get() {
             return Ok(functions);
         }
@@ -93,14 +92,14 @@ impl Kernels {
         Ok(cell.get_or_init(|| functions))
     }
 
-    pub(super) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
+    pub(crate) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
         self.unit(unit).map(|functions| &functions[entry])
     }
 }
 
 impl Ranks {
     /// Rejects values that no kernel supports.
-    pub(super) fn check(&self, kernel: Kernel) -> Result<(), KernelError> {
+    pub(crate) fn check(&self, kernel: Kernel) -> Result<(), KernelError> {
         let Self { rank, world, .. } = *self;
         if self.deadline_ns == 0 {
             return Err(KernelError::NoDeadline { kernel });
@@ -112,7 +111,7 @@ impl Ranks {
     }
 
     /// Rejects `rank` if it is not below the number of ranks. `role` is the rank's role in the call, for the error.
-    pub(super) fn check_rank(
+    pub(crate) fn check_rank(
         &self,
         kernel: Kernel,
         role: &'static str,

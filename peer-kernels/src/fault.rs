@@ -21,26 +21,26 @@ pub enum WaitKind {
 }
 
 impl WaitKind {
-    pub(super) const ALL: [(Self, &'static str); 2] =
+    pub(crate) const ALL: [(Self, &'static str); 2] =
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
 /// The layout of a fault record, the same as that of the structure `Fault` in `kernels/ranks.cuh`.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct FaultLayout {
+pub(crate) struct FaultLayout {
     /// 0: empty; 1: completely written.
-    pub(super) written: AtomicU32,
-    pub(super) kernel: AtomicU32,
+    pub(crate) written: AtomicU32,
+    pub(crate) kernel: AtomicU32,
     /// A [`WaitKind`].
-    pub(super) waits: AtomicU32,
-    pub(super) peer: AtomicU32,
-    pub(super) channel: AtomicU32,
+    pub(crate) waits: AtomicU32,
+    pub(crate) peer: AtomicU32,
+    pub(crate) channel: AtomicU32,
     _reserved: AtomicU32,
-    pub(super) waited_ns: AtomicU64,
+    pub(crate) waited_ns: AtomicU64,
 }
 
-/// A rank's fault record: the first kernel of the rank to [give up](crate::kernels) writes its failed wait into this
+/// A rank's fault record: the first kernel of the rank to [give up](crate) writes its failed wait into this
 /// record. It is pinned host memory, which the host may read at any time.
 ///
 /// Keep the record until all kernels that got its address have ended. A failed wait stays in the record until

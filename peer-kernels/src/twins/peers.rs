@@ -1,5 +1,5 @@
 //! Access of a [twin](super) (a host function that a simulated device runs in place of a kernel) to the ranks' memory:
-//! their buffers and [signal pads](PadLayout), and the rank's own [fault record](crate::kernels::FaultRecord).
+//! their buffers and [signal pads](PadLayout), and the rank's own [fault record](crate::FaultRecord).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use gpu_sim::memory::{Access, View};
 use gpu_sim::sched::{self, WaitError};
 
 use super::parameter;
-use crate::kernels::fault::FaultLayout;
-use crate::kernels::{Kernel, PadLayout, Ranks, WaitKind};
+use crate::fault::FaultLayout;
+use crate::{Kernel, PadLayout, Ranks, WaitKind};
 
 /// The result of a signal or a wait:
 /// - `Ok(true)`: the kernel continues.
-/// - `Ok(false)`: the kernel has [given up](crate::kernels).
+/// - `Ok(false)`: the kernel has [given up](crate).
 /// - `Err`: an access to memory or the wait itself failed, and the launch fails with this fault.
-pub(super) type SignalResult = Result<bool, Fault>;
+pub(crate) type SignalResult = Result<bool, Fault>;
 
 /// The ranks' memory, as the [`Ranks`] of a launch (its first parameter) describes it.
-pub(super) struct Peers<'a> {
+pub(crate) struct Peers<'a> {
     launch: &'a Launch<'a>,
-    pub(super) ranks: Ranks,
+    pub(crate) ranks: Ranks,
     kernel: Kernel,
     pads: Vec<u64>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Peers<'a> {
 impl Peers<'_> {
     /// Runs `twin` with the memory that the launch describes. Does nothing if an earlier kernel of this rank has given
     /// up.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         launch: &Launch<'_>,
         kernel: Kernel,
         twin: impl FnOnce(&Peers<'_>) -> SignalResult,
@@ -42,7 +42,7 @@ impl Peers<'_> {
         if peers.has_given_up()? { Ok(()) } else { twin(&peers).map(drop) }
     }
 
-    pub(super) fn buffers(&self) -> Result<Vec<u64>, Fault> {
+    pub(crate) fn buffers(&self) -> Result<Vec<u64>, Fault> {
         addresses(self.launch, self.ranks.buffers.0, self.ranks.world)
     }
 
@@ -66,20 +66,20 @@ impl Peers<'_> {
 
     /// Waits until the peer has consumed this rank's previous signal on the channel (the signal's word in the peer's
     /// pad is 0), then signals the peer: sets the word to 1.
-    pub(super) fn put(&self, peer: u32, channel: u32) -> SignalResult {
+    pub(crate) fn put(&self, peer: u32, channel: u32) -> SignalResult {
         let slot = self.layout().slot(channel, self.ranks.rank);
         self.flip(WaitKind::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
     }
 
     /// Waits for a peer's signal, and resets the signal's word to 0.
-    pub(super) fn wait(&self, peer: u32, channel: u32) -> SignalResult {
+    pub(crate) fn wait(&self, peer: u32, channel: u32) -> SignalResult {
         let slot = self.layout().slot(channel, peer);
         self.flip(WaitKind::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
     }
 
     /// Synchronizes all ranks. The device uses one thread for each peer. Here one thread first signals all peers, then
     /// waits for the signal of each.
-    pub(super) fn meet(&self, channel: u32) -> SignalResult {
+    pub(crate) fn meet(&self, channel: u32) -> SignalResult {
         let peers = || (0..self.ranks.world).filter(|peer| *peer != self.ranks.rank);
         for peer in peers() {
             if !self.put(peer, channel)? {

@@ -27,7 +27,7 @@ use super::{Kernel, Ranks};
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).start()?;
-/// symm_mem::kernels::twins::register(&world);
+/// peer_kernels::twins::register(&world);
 /// # world.finish()?;
 /// # Ok::<(), gpu_sim::WorldError>(())
 /// ```

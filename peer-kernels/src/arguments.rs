@@ -6,7 +6,7 @@ use cuda_driver::module::Parameter;
 /// How a kernel finds the destination of its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum TargetKind {
+pub(crate) enum TargetKind {
     /// An address.
     Address = 0,
     /// An offset in the rank's own buffer.
@@ -20,7 +20,7 @@ pub(super) enum TargetKind {
 }
 
 impl TargetKind {
-    pub(super) const ALL: [(Self, &'static str); 4] = [
+    pub(crate) const ALL: [(Self, &'static str); 4] = [
         (Self::Address, "TARGET_ADDRESS"),
         (Self::Own, "TARGET_OWN"),
         (Self::OntoInput, "TARGET_ONTO_INPUT"),
@@ -32,14 +32,14 @@ impl TargetKind {
 /// number of the [`Kernel`](super::Kernel), for the [fault record](super::FaultRecord).
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Reduce {
-    pub(super) input: u64,
+pub(crate) struct Reduce {
+    pub(crate) input: u64,
     /// An address or an offset, depending on `target`.
-    pub(super) output: u64,
-    pub(super) bytes: u64,
+    pub(crate) output: u64,
+    pub(crate) bytes: u64,
     /// A [`TargetKind`].
-    pub(super) target: u32,
-    pub(super) kernel: u32,
+    pub(crate) target: u32,
+    pub(crate) kernel: u32,
 }
 
 // SAFETY: `repr(C)`, numbers without padding. This is the layout of the device's structure of the same name.
@@ -49,39 +49,39 @@ unsafe impl Parameter for Reduce {}
 /// `input + r * stride` in the buffer of rank r, and are copied to `output + r * bytes`. `kernel` is as in [`Reduce`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Gather {
-    pub(super) input: u64,
-    pub(super) stride: u64,
+pub(crate) struct Gather {
+    pub(crate) input: u64,
+    pub(crate) stride: u64,
     /// An address, or an offset in the rank's own buffer if `own` is 1.
-    pub(super) output: u64,
-    pub(super) bytes: u64,
-    pub(super) own: u32,
-    pub(super) kernel: u32,
+    pub(crate) output: u64,
+    pub(crate) bytes: u64,
+    pub(crate) own: u32,
+    pub(crate) kernel: u32,
 }
 
 // SAFETY: as for `Reduce`.
 unsafe impl Parameter for Gather {}
 
 /// Bytes that a thread handles at a time.
-pub(super) const VEC16_BYTES: u64 = 16;
+pub(crate) const VEC16_BYTES: u64 = 16;
 /// Threads of a block.
-pub(super) const THREADS: u32 = 512;
+pub(crate) const THREADS: u32 = 512;
 /// Largest number of thread blocks that one rank launches for a collective. Each block waits for the block with the
 /// same number on every other rank, through a [channel](super::PadLayout) of its own. If ranks share a device, all
 /// their blocks must therefore be resident at once. For example, eight ranks on one device launch up to 8 · 24 = 192
 /// blocks. These fit on 132 multiprocessors that hold two blocks each.
-pub(super) const MOST_BLOCKS: u32 = 24;
+pub(crate) const MOST_BLOCKS: u32 = 24;
 
 /// Number of blocks of a launch. `bytes` is the number of bytes that the blocks of one rank handle together. All ranks
 /// pass the same `bytes`, so the result is the same on all ranks.
-pub(super) fn blocks(bytes: u64) -> u32 {
+pub(crate) fn blocks(bytes: u64) -> u32 {
     let rows = bytes.div_ceil(VEC16_BYTES * u64::from(THREADS));
     u32::try_from(rows).map_or(MOST_BLOCKS, |rows| rows.clamp(1, MOST_BLOCKS))
 }
 
 /// Divides `count` items into `parts` parts, and returns the start and the end (exclusive) of part `part`.
 #[cfg(any(test, feature = "twins"))]
-pub(super) fn share_of(count: u64, part: u32, parts: u32) -> (u64, u64) {
+pub(crate) fn share_of(count: u64, part: u32, parts: u32) -> (u64, u64) {
     let start = |part: u32| count * u64::from(part) / u64::from(parts);
     (start(part), start(part + 1))
 }

@@ -9,12 +9,12 @@ use super::{
     parameter,
     peers::{Peers, SignalResult},
 };
-use crate::kernels::arguments::{Gather, Reduce, TargetKind, VEC16_BYTES, share_of};
-use crate::kernels::{Kernel, PadLayout};
+use crate::arguments::{Gather, Reduce, TargetKind, VEC16_BYTES, share_of};
+use crate::{Kernel, PadLayout};
 
 /// Calls `block` for every thread block of a launch, one after the other, with the addresses of the ranks' buffers and
 /// the number of the thread block. Before and after each call, synchronizes with the thread block of the same number on
-/// all other ranks. Stops once the kernel has [given up](crate::kernels): a synchronization failed, or `block` returned
+/// all other ranks. Stops once the kernel has [given up](crate): a synchronization failed, or `block` returned
 /// false. Does nothing if an earlier kernel of this rank has given up.
 fn blocks(
     launch: &Launch<'_>,
@@ -42,7 +42,7 @@ fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
     ((first * VEC16_BYTES).min(bytes), (end * VEC16_BYTES).min(bytes))
 }
 
-pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
+pub(crate) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
     // SAFETY: `Gather` consists of numbers, so any bytes are a valid value.
     let gather: Gather = unsafe { parameter(launch, 1)? };
     blocks(launch, gather.kernel, |peers, bases, block| {
@@ -62,7 +62,7 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
 }
 
 /// Returns the twin of the reduction kernel for this element type and operation.
-pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
+pub(crate) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
     move |launch| {
         // SAFETY: `Reduce` consists of numbers, so any bytes are a valid value.
         let arguments: Reduce = unsafe { parameter(launch, 1)? };

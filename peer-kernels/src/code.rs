@@ -24,7 +24,7 @@ pub const LEAST_CAPABILITY: (u32, u32) = (7, 0);
 pub const PTX_SEPARATOR: &str = "\0";
 
 /// The PTX of all units, compressed as one zstd frame.
-const PACKED: &[u8] = include_bytes!("../../kernels/kernels.ptx.zst");
+const PACKED: &[u8] = include_bytes!("../kernels/kernels.ptx.zst");
 
 /// The PTX of every unit, in the order of [`UNITS`].
 static UNPACKED: LazyLock<Vec<String>> = LazyLock::new(|| {
@@ -50,7 +50,7 @@ pub struct Unit {
     /// Macros defined for its compilation, in addition to those of [`defines`].
     pub defines: &'static [&'static str],
     /// Names of its kernels.
-    pub(super) entries: &'static [&'static str],
+    pub(crate) entries: &'static [&'static str],
 }
 
 impl Unit {
@@ -94,12 +94,12 @@ units!("i8" "u8" "i32" "u32" "i64" "u64" "f16" "bf16" "f32" "f64");
 
 // Indices in `UNITS`. From `REDUCE` on, there is one unit for each element type. It has the kernels that combine
 // elements of this type.
-pub(super) const SIGNALS: usize = 0;
-pub(super) const GATHER: usize = 1;
-pub(super) const REDUCE: usize = 2;
+pub(crate) const SIGNALS: usize = 0;
+pub(crate) const GATHER: usize = 1;
+pub(crate) const REDUCE: usize = 2;
 
 /// Element types that can be combined, in the order of their units.
-pub(super) const ELEMENTS: [DataType; 10] = [
+pub(crate) const ELEMENTS: [DataType; 10] = [
     DataType::I8,
     DataType::U8,
     DataType::I32,
@@ -113,7 +113,7 @@ pub(super) const ELEMENTS: [DataType; 10] = [
 ];
 
 /// The operations of the kernels in each unit that combines elements, in the order of these kernels.
-pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
+pub(crate) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
 /// Returns the names and values of the macros that are defined for every unit: constants that host and device share.
 #[must_use]

@@ -14,16 +14,16 @@ use cuda_driver::DevicePtr;
 /// Maps the device address of each registered array to the buffer of the rank that registered the array.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
-/// The registration of an array. Dropping this value removes the array from [`OWN`]. The owner of the array must drop
-/// this value before it frees the array, because another array can then get the same address.
+/// The registration of an array. Dropping this value removes the array from the table of arrays. The owner of the array
+/// must drop this value before it frees the array, because another array can then get the same address.
 #[derive(Debug)]
-pub(crate) struct OwnBuffer {
+pub struct OwnBuffer {
     array: u64,
 }
 
 impl OwnBuffer {
     /// Registers `own` as this rank's buffer in the array at `array`.
-    pub(crate) fn enter(array: DevicePtr, own: DevicePtr) -> Self {
+    pub fn enter(array: DevicePtr, own: DevicePtr) -> Self {
         OWN.write().unwrap_or_else(PoisonError::into_inner).insert(array.0, own);
         Self { array: array.0 }
     }
@@ -36,6 +36,6 @@ impl Drop for OwnBuffer {
 }
 
 /// This rank's own buffer in the array at `array`, if the array is registered.
-pub(super) fn own_buffer(array: DevicePtr) -> Option<DevicePtr> {
+pub(crate) fn own_buffer(array: DevicePtr) -> Option<DevicePtr> {
     OWN.read().unwrap_or_else(PoisonError::into_inner).get(&array.0).copied()
 }

@@ -2,7 +2,7 @@
 //! `kernels/ranks.cuh`.
 
 /// Size of a cache line in bytes. Pads, and the word [`gave_up`](PadLayout::gave_up) in them, are aligned to it.
-pub(super) const LINE: usize = 128;
+pub(crate) const LINE: usize = 128;
 
 /// The layout of a rank's signal pad, in words of 32 bits. A pad is memory on its rank's device that the devices of all
 /// ranks read and write. A *channel* is a set of words, one for each rank that sends signals to the pad's rank.
@@ -11,7 +11,7 @@ pub(super) const LINE: usize = 128;
 /// |---|---|
 /// | [`USER_CHANNELS`](Self::USER_CHANNELS) × world | signals of the program: `barrier`, `put_signal`, `wait_signal` |
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel per thread block |
-/// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
+/// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate) |
 ///
 /// The word of a channel for signals from rank `source` has the index `world * channel + source` in the pad, as in
 /// PyTorch's pads. The channels of collective kernels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. To
@@ -20,7 +20,7 @@ pub(super) const LINE: usize = 128;
 /// time is in flight from one rank to another.
 ///
 /// ```
-/// use symm_mem::kernels::PadLayout;
+/// use peer_kernels::PadLayout;
 /// let layout = PadLayout::new(4);
 /// assert_eq!(layout.slot(3, 1), 4 * (4 * 3 + 1));
 /// assert_eq!(layout.bytes(), 1024 + 128);
@@ -50,7 +50,7 @@ impl PadLayout {
         4 * (self.world * channel as usize + source as usize)
     }
 
-    /// Offset in the pad, in bytes, of the word that is 1 once a kernel of the rank has [given up](crate::kernels).
+    /// Offset in the pad, in bytes, of the word that is 1 once a kernel of the rank has [given up](crate).
     #[must_use]
     pub const fn gave_up(self) -> usize {
         self.slot(Self::USER_CHANNELS + Self::KERNEL_CHANNELS, 0).next_multiple_of(LINE)
