@@ -105,10 +105,3 @@ struct WorkspaceReadme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/testing.md")]
 struct Testing;
-
-#[cfg(test)]
-extern crate self as symm_mem;
-#[cfg(test)]
-#[path = "../tests/end_to_end/common/mod.rs"]
-#[allow(dead_code, reason = "the end-to-end tests use more of it than the unit tests")]
-mod common;
