@@ -85,7 +85,7 @@ pub(crate) struct ExchangePlan {
 /// The plans of a group with the same name, on one rank.
 #[derive(Default)]
 pub(crate) struct Named {
-    /// The production type that keeps the current generation. The simulation tests it.
+    /// The current generation, in the type of `symm-mem` that the simulation tests.
     pub(crate) generations: Generations,
     /// The generation of the last plan that this rank has agreed on. The rank may execute only the transfers of this
     /// plan. The simulation checks `generations` against this value.

@@ -29,8 +29,9 @@
 //! - In a collective, all members use a block in the same way: through the same window at the same offset, through
 //!   plain registrations (`ncclCommRegister`), or without either. A window covers the memory of the block on every
 //!   member.
-//! - A one-sided transfer belongs to the last agreed plan of its name. For this plan, the peer still lends the memory
-//!   and the signal slot that the transfer accesses. See [`exchanges`](crate::exchanges) for *plan*, *lend* and *slot*.
+//! - A one-sided transfer belongs to the last agreed plan among those with the same name. For this plan, the peer still
+//!   lends the memory and the signal slot that the transfer accesses. See [`exchanges`](crate::exchanges) for *plan*,
+//!   *lend* and *slot*.
 //! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
 //!   or the last meetings may leave.
 

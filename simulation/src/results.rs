@@ -58,8 +58,8 @@ pub(crate) struct Meeting {
     /// - For a rendezvous: a number made of the epoch and [`Life::number`](crate::library::Life).
     /// - For all other kinds: 0.
     ///
-    /// Exception: under some troubles, meetings of the culprit have a number that no meeting of another rank has. So
-    /// the [oracle](crate::oracle) does not compare their results with those of other ranks.
+    /// Exception: under some troubles, meetings of the [culprit](crate) have a number that no meeting of another rank
+    /// has. So the [oracle](crate::oracle) does not compare their results with those of other ranks.
     pub(crate) epoch: u64,
     /// The number of the meeting among those of its kind and epoch.
     pub(crate) round: u64,
@@ -82,7 +82,8 @@ pub(crate) enum MeetingResult {
     Retire(Result<Retired, symm_agreement::Ending>),
     /// The agreed length in bytes.
     Length(Result<u64, symm_agreement::Ending>),
-    /// The number of the rendezvous that has mapped the peers' memory: this one or an earlier one.
+    /// The number of the rendezvous that has mapped the peers' memory, counted by each member. It is this rendezvous,
+    /// or an earlier one whose mappings all members still have.
     Meet(Result<u64, protocol::RendezvousEnding>),
     Exchange(Result<exchange::Agreement, exchange::ExchangeEnding>),
 }
