@@ -1,4 +1,5 @@
-//! Parts of this crate that the crate `simulation` drives itself. They are no interface: they change without notice.
+//! Parts of this crate that the crate `simulation` calls directly. They are not part of the public interface, and may
+//! change without notice.
 
 pub use crate::{
     domain::instance_key,

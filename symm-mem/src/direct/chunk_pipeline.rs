@@ -9,8 +9,8 @@ use super::{flag_page::wait_and_reset, lane::Chunk};
 
 /// Streams, slots and [flag words](super::flag_page) of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
-    /// The lane's first stream in this call. It waits for earlier calls of the lane, and later calls of the lane wait
-    /// for it.
+    /// The lane's first stream in this call. It waits for the lane's work of earlier calls. The lane's work of later
+    /// calls waits for it.
     pub(super) first: &'a Stream,
     /// If present, chunks alternate between this stream and the first one.
     pub(super) second: Option<&'a Stream>,
@@ -33,7 +33,8 @@ impl ChunkPipeline<'_> {
         if number == 0 { self.first } else { self.second.unwrap_or(self.first) }
     }
 
-    /// Makes stream number `stream` (0 or 1) signal to the peer that the stream has moved `chunk`.
+    /// Makes stream number `stream` (0 or 1) signal to the peer that the stream has moved `chunk`: copied it into its
+    /// slot (if this rank sends) or out of it (if it receives).
     ///
     /// # Safety
     /// The words are valid until the stream has executed the signal.
@@ -44,7 +45,7 @@ impl ChunkPipeline<'_> {
 
     /// Makes stream number `stream` (0 or 1) signal to the peer that the stream has moved chunk `earlier`, if there is
     /// one. Then makes the stream wait until the slot of `chunk` is empty (if this rank sends) or full (if it
-    /// receives), and copy `chunk` into the slot or out of it.
+    /// receives), and move `chunk`.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed these operations.

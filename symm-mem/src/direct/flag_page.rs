@@ -12,8 +12,8 @@
 //! messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a message all
 //! these words have their initial values, and a graph can run any number of times.
 //!
-//! Every direction has one more word, which no stream waits for. In this word, this rank's streams record which
-//! messages they have [passed](FlagPage::passed).
+//! Every direction has one more word, which no stream waits for. In this word, this rank's streams record the last
+//! message that they have [passed](FlagPage::passed), of the eager zero-copy messages that the sender copies.
 //!
 //! After the words, the section has two logs of [half messages](super::half) (a half describes one end of a message):
 //! this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The
@@ -177,7 +177,8 @@ impl FlagPage {
 
     /// Returns the lower 32 bits of `n + 1`, where `n` is the number of the last message with `peer` in direction `way`
     /// that a stream of this rank has *passed*: it has executed this rank's operations for the message. Returns 0 if
-    /// there is none. Considers only eager messages that the sender copies into the receiver's buffer.
+    /// there is none. Considers only eager [zero-copy messages](super#zero-copy-messages) of which the receiver is the
+    /// first end. The sender copies these messages into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word(peer, Word::Passed(way)).load(Ordering::Acquire)
     }

@@ -14,8 +14,8 @@ pub(super) struct LaneLaunch<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, LaneState>,
     pub(super) pieces: Vec<Piece>,
-    /// Of the messages that the sender copies into the receiver's buffer, those with numbers below this one are
-    /// enqueued. If the launch fails, [`Pushes::fail`] cleans up those with this number or a higher one.
+    /// The messages with this number or a higher one are not enqueued yet. Considers only messages that the sender
+    /// copies into the receiver's buffer. If the launch fails, [`Pushes::fail`] cleans up these messages.
     ///
     /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,

@@ -59,8 +59,9 @@ enum FlagPageRefusal {
     /// - A member has no flag page.
     /// - A member reported a failure.
     /// - A member posted no outcome.
-    /// - A member did not answer, as another member reported.
-    /// - A member reported that it got no answer, and no report names the member that did not answer.
+    /// - A member did not answer another member that tried to open its flag page, as the other one reported.
+    /// - A member reported that it got no answer when it tried to open a flag page, and no report names the member that
+    ///   did not answer.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(FlagPageRefusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -118,7 +119,7 @@ fn offer_page(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Of
 
 /// Opens the flag pages of the other members. `pages` describes the pages of all members. `own` is the page of this
 /// rank, and `offer` its offer to the others. Returns the pages of all members, in the order of `pages`. On failure,
-/// returns the outcome that this rank posts.
+/// returns the outcome that this rank posts to the members.
 fn open_all(
     context: &Context,
     info: &GroupInfo,

@@ -44,16 +44,18 @@ impl Pushes {
     }
 
     /// Returns whether the sender may still copy a message into the receiver's buffer: a captured message if `captured`
-    /// is true, and an eager one if it is false. `is_taken` returns false for an eager message that the sender will not
-    /// copy.
+    /// is true, and an eager one if it is false.
     ///
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
-    /// last one first. On the receiver, each call of `is_taken` withdraws the message's offer, unless the peer has
-    /// taken the offer.
+    /// last one first. The sender may still copy a message if `is_taken` returns true for it:
+    /// - On the receiver, `is_taken` withdraws the message's offer, unless the sender has taken the offer. It returns
+    ///   false only if the offer is withdrawn.
+    /// - On the sender, `is_taken` does nothing, and returns true.
     ///
-    /// The peer takes offers in ascending order, and the last offer is withdrawn first. So the peer takes no offer that
-    /// follows a withdrawn one. If it did, its copy could begin at the withdrawn message's *ready* signal (the signal
-    /// that the buffer may be written), because the eager messages of a lane share the word of this signal.
+    /// The sender takes offers in ascending order, and the receiver withdraws the last offer first. So the sender takes
+    /// no offer that follows a withdrawn one. If it did, its copy could begin too early: the receiver's stream signals
+    /// *ready* (the buffer may be written) for a withdrawn message too, and the eager messages of a lane share the word
+    /// of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;
@@ -66,9 +68,9 @@ impl Pushes {
         has_any
     }
 
-    /// After a failed launch: forgets the eager messages from number `first` on, except those for which `is_taken`
-    /// returns true. Returns the numbers of these exceptions, ascending. Calls `is_taken` for the last message first,
-    /// for the reason given at [`has_any`](Self::has_any).
+    /// Called if a launch (the work for the messages of one call) has failed. Forgets the eager messages from number
+    /// `first` on, except those for which `is_taken` returns true. Returns the numbers of these exceptions, ascending.
+    /// Calls `is_taken` for the last message first, for the reason given at [`has_any`](Self::has_any).
     pub(super) fn fail(&mut self, first: u64, is_taken: impl Fn(u64) -> bool) -> Vec<u64> {
         let begin = self.eager.partition_point(|number| *number < first);
         let failed = self.eager.split_off(begin);

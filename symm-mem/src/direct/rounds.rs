@@ -109,7 +109,7 @@ pub(super) struct PieceStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PieceAction {
     /// Signals to the peer that the stream has moved chunk `signal`, if there is one. Then waits until the slot of
-    /// `chunk` is empty (to send) or full (to receive), and moves `chunk`.
+    /// `chunk` is empty (to send) or full (to receive), and moves `chunk` into the slot or out of it.
     Move { signal: Option<usize>, chunk: usize },
     /// Signals to the peer that the stream has moved this chunk.
     Signal(usize),

@@ -104,10 +104,10 @@ impl Memory {
     /// [`block`](Self::block). The slice's memory stays allocated until no rank needs it any more, also after the slice
     /// is dropped.
     ///
-    /// Transfers are not ordered with the work of the slice's [stream](DeviceView::stream). While the slice or this
-    /// memory exists, the program must order the transfers of all ranks with that work, for example by events and
-    /// [notifications](super::Regions::transfer_and_notify). The calls that enqueue transfers are `unsafe`, and state
-    /// this as a condition on conflicting accesses.
+    /// Transfers are not ordered with the work of the slice's [stream](DeviceView::stream). Until both the slice and
+    /// this memory are dropped, the program must order each transfer of any rank with that work, for example by events
+    /// and [notifications](super::Regions::transfer_and_notify). The calls that enqueue transfers are `unsafe`, and
+    /// state this as a condition on conflicting accesses.
     ///
     /// # Errors
     /// As [`block`](Self::block). [`TransferError::ForeignSlice`] if another allocator allocated the slice.

@@ -201,9 +201,9 @@ struct ExchangeState {
 struct NameState {
     /// The current generation of the name.
     generations: Generations,
-    /// The states of the plan or regions that first had the current generation. Also the states of plans and regions
-    /// that this rank got after that, with the same generation or an earlier one. Such others exist only if threads of
-    /// this rank agree on the name at the same time, with different members.
+    /// The states of the first plan or regions with the current generation, and of all plans and regions of this name
+    /// that were added later. The later ones have the same generation or a lower one. They exist only if threads of
+    /// this rank have agreed on the name at the same time, with different members.
     last: Vec<Weak<Core>>,
 }
 

@@ -51,8 +51,12 @@ use super::{
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
 /// transfer that one of the blocked threads must enqueue, the process deadlocks. So exchanges free and close such memory
 /// only while no rank of the process has a transfer under way. While they do so, `ready`, `put`, `get`, `wait`, `launch`
-/// and `watch` of all plans of the process may block the host. When a program drops a plan, other work of the device
-/// that waits for another rank, such as a collective, must have ended, or must depend only on work that is enqueued.
+/// and `watch` of all plans of the process may block the host.
+///
+/// An exchange considers only transfers. But other work of the device, such as a collective, can wait for another rank
+/// too. Before a program drops a plan, such work must have ended, or all ranks must have enqueued everything that it
+/// waits for. The same applies to such work that is enqueued later, until the memory of the plan is closed and freed
+/// ([`Exchange::close`](super::Exchange::close) waits for that).
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -125,7 +129,8 @@ impl Plan {
     }
 
     /// The generation: a number that identifies this plan among the plans and regions of its name. It is the same on
-    /// all members, and higher than the generations of all earlier plans and regions of this name on this rank.
+    /// all members, and higher than the generations of all earlier plans and regions of this name on this rank. This
+    /// does not apply between agreements that run at the same time, with different members.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.core.generation

@@ -16,8 +16,10 @@
 //! `cuMemAddressFree` return while streams wait and kernels run.
 //!
 //! This module considers only transfers. But other work of a device, such as NCCL kernels or kernels that wait for
-//! signals, can wait for another rank. When a program drops a [plan](super::Plan) or [regions](super::Regions), this
-//! other work must have ended, or must depend only on work that is already enqueued.
+//! signals, can wait for another rank. Before a program drops a [plan](super::Plan) or [regions](super::Regions), this
+//! other work must have ended, or all ranks must have enqueued everything that it waits for. The same applies to such
+//! work that is enqueued later, until the memory of the plan or regions is closed and freed
+//! ([`Exchange::close`](super::Exchange::close) waits for that).
 
 use std::sync::{
     PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,

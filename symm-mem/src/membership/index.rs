@@ -227,8 +227,8 @@ impl Published {
     /// Loads the current index into `cached`, in place of the index that was loaded longest ago.
     #[cold]
     fn load_index<'a>(&self, cached: &'a mut CachedIndexes) -> &'a Arc<Index> {
-        // Registers the destructor of this thread. Fails if it has already run, while the thread exits. What is then
-        // cached is leaked.
+        // Registers this thread's destructor, which drops the cached indexes. Fails if the destructor has already run,
+        // while the thread exits. Indexes that the thread caches after that are leaked.
         let _ = CLEAR_CACHE.try_with(|_| ());
         cached.rotate_right(1);
         cached[0].insert(self.index.load_full())

@@ -15,10 +15,11 @@ pub struct Meetings {
 impl Meetings {
     /// Records the end of a retirement or of an agreement on a length. Returns the agreements whose keys the caller
     /// must remove from the store. `member` describes this rank in the agreement. `has_met` is true if all members have
-    /// taken part. The returned list contains:
-    /// - If `has_met` is true: the earlier agreements of the same kind whose keys may still exist. No member reads
-    ///   these keys any more.
-    /// - If `has_met` is false: nothing.
+    /// taken part.
+    ///
+    /// If `has_met` is true, no member reads the keys of earlier agreements of the same kind any more. The list has
+    /// those whose keys may still exist. If `has_met` is false, the list is empty, because a late member may still read
+    /// such keys.
     ///
     /// For a commit, records nothing and returns an empty list, because [`GroupLog`](crate::agreement::GroupLog) counts
     /// commits.

@@ -140,7 +140,7 @@ impl Memberships {
         lock(&self.retired).clone()
     }
 
-    /// The meetings of the pool on this rank.
+    /// This rank's counters of the pool's [meetings](Meetings): agreements in which all ranks of the domain take part.
     pub fn meetings(&self) -> MutexGuard<'_, Meetings> {
         lock(&self.meetings)
     }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// Looks up places in one pool for one group. ([`SymmetricPlaces`] calls the layout of the pool a *plan*.) Finds
-/// nothing once the pool's [table](Published) is dropped.
+/// Looks up places in one pool for one group. ([`SymmetricPlaces`] calls such a pool a *plan*. A [`SymmetricPlan`] has
+/// its identity and name.) Finds nothing once the pool's [table](Published) is dropped.
 pub(super) struct Places {
     pub(super) pool: PoolId,
     pub(super) group: GroupId,

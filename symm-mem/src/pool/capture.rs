@@ -75,8 +75,9 @@ impl Drop for PoolCapture {
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
-    /// Declared before `blocks`, because fields are dropped in the order of their declaration. So every rank frees
-    /// first the blocks that only `_hold` keeps, and then those that only `blocks` keeps.
+    /// Keeps all blocks of the pin. Declared before `blocks`, because fields are dropped in the order of their
+    /// declaration. So every rank first frees the blocks that only `_hold` keeps, and then those that are also in
+    /// `blocks`.
     _hold: Arc<GraphHold>,
     segments: Vec<u32>,
     blocks: Vec<SymmetricBlock>,

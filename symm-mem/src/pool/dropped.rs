@@ -130,7 +130,8 @@ impl DroppedOn {
 
     /// Removes streams whose work on dropped slices has ended, but only while more than [`KEPT`](Self::KEPT) streams
     /// are left. All ranks must refuse the same requests, so the answer of [`can_order_before`](Self::can_order_before)
-    /// for a capturing stream must not depend on how fast the device is. With the streams that are left, it does not.
+    /// for a capturing stream must not depend on how fast the device is. It does not: after a removal, at least two
+    /// streams are left. At least one of them is not the capturing stream, so the answer is false, as it was before.
     fn forget_ended(&self) {
         let mut ended = self.streams();
         if ended.len() <= Self::KEPT {

@@ -33,7 +33,8 @@ fn host_memory() -> Arc<PoolMemory> {
     PoolMemory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena)
 }
 
-/// One thread declares captures, while another one pins a block for graphs that cannot own a pin.
+/// One thread declares captures. Meanwhile, another one pins a block for graphs of captures that another library has
+/// begun. Such a graph cannot keep a pin alive, so the block is added to the pins of the declared captures.
 #[test]
 fn a_pin_that_is_removed_meanwhile_is_not_made_again() {
     let memory = host_memory();

@@ -94,9 +94,9 @@ impl Buffer {
     /// dropped.
     ///
     /// Accesses to the buffer by kernels, copies and peers are not ordered with the work on the slice's
-    /// [stream](DeviceView::stream). So the program must order them, while the slice or the buffer exists: it enqueues
-    /// the accesses on that stream, or orders the streams by events. For conflicting accesses, this order is part of
-    /// the safety conditions of the `unsafe` calls that access the buffer.
+    /// [stream](DeviceView::stream). Until both the slice and the buffer are dropped, the program must order each
+    /// access itself: it enqueues the access on that stream, or orders the streams by events. For conflicting accesses,
+    /// this order is part of the safety conditions of the `unsafe` calls that access the buffer.
     ///
     /// # Errors
     /// [`ForeignSlice`] if no pool allocated the slice.

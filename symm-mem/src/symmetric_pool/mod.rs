@@ -323,10 +323,10 @@ impl SymmetricPool {
     /// cases it *skips* the commit: it neither uses the store nor waits.
     /// - It has new segments for the group. If the members have made the same requests, as a pool demands, all of them
     ///   have the same new segments, or none has any.
-    /// - One of its requests has failed, and since then the rank has neither repeated the request with success, nor
-    ///   taken part in a commit that found the requests of all members equal. Such a failure matters, for example, if
-    ///   only one rank lacks the memory for a new segment: all members then take part, and the commit reports the lack
-    ///   of memory to all of them.
+    /// - One of its requests has failed. The rank then takes part until it has repeated the request with success, or
+    ///   until a commit has found the requests of all members equal. For example, only one rank may lack the memory for
+    ///   a new segment. The other ranks take part because they have the new segment, and this rank because its request
+    ///   has failed. So the commit reports the lack of memory to all of them.
     /// - [`CommitOptions::verify`] is true.
     /// - The group is poisoned: its members may have different windows ([`Poison`]).
     ///

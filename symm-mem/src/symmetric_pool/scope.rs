@@ -131,9 +131,9 @@ impl SymmetricPool {
 ///   routed pool as described above, all of them release the same segments.
 /// - The allocator has reserved more memory than a threshold
 ///   ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)).
-/// - Without such a release, the allocator would refuse a request for lack of memory. If the routed pool is its only
-///   pool and no [`memory_limit`](caching_alloc::core::Settings::memory_limit) is set, this happens only if the
-///   symmetric pool itself is out of memory.
+/// - The allocator lacks memory for a request, and would otherwise refuse it. If the routed pool is its only pool and
+///   no [`memory_limit`](caching_alloc::core::Settings::memory_limit) is set, this happens only if the symmetric pool
+///   itself is out of memory.
 ///
 /// The last two cases may occur on some ranks only. Only these ranks then free blocks of the symmetric pool, so the
 /// ranks' requests differ.

@@ -64,8 +64,8 @@ impl DirectCore {
     /// Returns whether the extra time after this rank's abort is over for the messages with `peer` in direction `way`.
     /// Returns false before the abort. The extra time is:
     /// - For receives: [`GRACE`] from the abort on.
-    /// - For sends: [`SENDER_GRACE`] from the abort on. It begins again at the first call of this function after the
-    ///   abort that finds that `peer` has given up.
+    /// - For sends: [`SENDER_GRACE`] from the abort on. It begins again when this function, called after the abort,
+    ///   finds for the first time that `peer` has given up.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
@@ -197,7 +197,8 @@ impl DirectCore {
     /// Gives runs of graphs time to end, before the caller drops the path or reuses the buffers of messages. Repeatedly
     /// ends the waits of this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest
     /// after [`PATIENCE`]:
-    /// - No stream of this rank has completed a wait.
+    /// - No stream of this rank has completed a wait:
+    ///   [`release`](crate::direct::flag_page::FlagPage::release) has found all words still set.
     /// - [`holds`](Self::holds) has returned false for every signal.
     ///
     /// This rank cannot query whether graphs run, so graphs may still run when this function returns.

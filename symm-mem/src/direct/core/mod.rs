@@ -373,8 +373,9 @@ impl DirectCore {
     }
 
     /// Decides whether a claimed message is a zero-copy message, and takes the peer's offer, if there is one. Returns
-    /// the piece of a zero-copy message, and `None` for a message that goes through the ring. If the peer has withdrawn
-    /// its offer, the message goes through the ring too, but the peer does not receive it.
+    /// the piece of a zero-copy message, and `None` for a message that goes through the ring. Only receivers withdraw
+    /// offers. If the peer has withdrawn its offer, this rank sends the message through the ring, and the peer does not
+    /// receive it.
     fn zero_copy(
         &self,
         logged: &LoggedMessage,
@@ -462,13 +463,17 @@ impl DirectCore {
     }
 
     /// Called before this rank claims a message that it sends. Waits until one of these conditions is true:
-    /// - The receiver has claimed the message.
-    /// - The receiver has called more sends to this rank than this rank has called receives from the receiver.
+    /// - The receiver has claimed the message. This rank is then the second end, and makes the copy.
+    /// - The receiver has called more sends to this rank than this rank has called receives from the receiver. This
+    ///   rank will call the missing receive later, and then make the copy of that message. So the receiver should make
+    ///   the copy of this one.
     /// - An eighth of [`copy_time`] has passed.
     ///
-    /// Because of this wait, two ranks that send each other a message at about the same time make one copy each: both
-    /// are the second end of their send, or both are the second end of their receive. If one rank calls after the end
-    /// of the other's wait, it is the second end of both messages, and its GPU makes the copies one after the other.
+    /// Because of this wait, each of two ranks that send each other a message at about the same time makes one copy. If
+    /// both call the receive first, or both messages in one batch, each rank copies the message that it sends. If both
+    /// call the send first, each rank copies the message that it receives. If one rank calls after the end of the
+    /// other's wait, it is the second end of both messages, and its GPU makes the copies one after the other.
+    ///
     /// The wait does not delay this message's copy, which starts only when both ends have called. But the wait may
     /// delay the other messages of the call, and later calls of the thread.
     ///

@@ -39,8 +39,8 @@ impl DirectCore {
 
     /// Returns the address at which this rank's device reaches a buffer of `peer`. `number` is the number of the
     /// buffer's segment, and `offset` the buffer's offset in that segment in bytes. If `capturing` is a stream, pins
-    /// this rank's own segment of that number: the segment is not freed while the graph that the stream captures
-    /// exists.
+    /// this rank's own segment of that number while the graph that the stream captures exists. The members free their
+    /// segments of one number together, and only if none of them is pinned. So the peer's segment stays mapped too.
     pub(super) fn reach(
         &self,
         peer: usize,

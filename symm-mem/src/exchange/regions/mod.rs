@@ -94,7 +94,8 @@ impl Regions {
     }
 
     /// The generation: a number that identifies this set among the plans and sets of its name. It is the same on all
-    /// members, and higher than the generations of all earlier plans and sets of this name on this rank.
+    /// members, and higher than the generations of all earlier plans and sets of this name on this rank. This does not
+    /// apply between agreements that run at the same time, with different members.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.generation

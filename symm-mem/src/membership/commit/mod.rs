@@ -349,10 +349,11 @@ impl Memberships {
         Ok(CommitReport { new_segments, new_windows, without, pending, unmapped, ..report })
     }
 
-    /// Attaches the mappings of `opened` to the pool's segments, and gives the signal pads of `opened` to the group.
-    /// Call this only if all members have opened each other's memory. The commit has added a prefix of `offered` to the
-    /// group. `opened` has one mapping for each segment of this prefix, in the same order. Returns the group of
-    /// `opened`, which owns the mappings, and the new entries for the group's list of mapped segments.
+    /// Attaches the mappings of `opened` to the pool's segments, and gives the signal pads of `opened` to the
+    /// [`PeerGroup`] of `opened`. Call this only if all members have opened each other's memory. The commit has added a
+    /// prefix of `offered` to the group. `opened` has one mapping for each segment of this prefix, in the same order.
+    /// The pool keeps the mappings in its [`Attachments`](crate::pool::Attachments), and finds them by the `PeerGroup`.
+    /// Returns the `PeerGroup`, and the new entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {

@@ -1,7 +1,7 @@
 //! The parts of the [record](crate::agreement::CommitRecord) that this rank posts in a
 //! [commit](crate::SymmetricPool::commit) as its message to the other members: the state of the group on this rank, and
-//! the pool's segments. This file also converts entries of the pool's [log](crate::SymmetricPool::log) of requests
-//! (allocations, reservations and frees) to their form in later messages.
+//! the pool's segments. This file also converts entries of the pool's [log](crate::SymmetricPool::log) of requests to
+//! their form in later messages. A reservation has two entries in the log: an allocation and a free.
 
 use std::{borrow::Cow, fmt};
 

@@ -25,9 +25,10 @@ pub struct CommitOptions {
     /// - In each of the stages 1 and 2, the work may take 3/16 of `deadline`, at least 10 s and at most 10 min. The
     ///   wait for the other members' reports may then take 3/32 of `deadline`, at least 5 s and at most 10 min. A stage
     ///   can have several steps, such as registering and mapping, each with its own reports. The steps share these
-    ///   limits. Exception: if a step begins when the wait is over, or when less than 5 s of it are left, the wait for
-    ///   the reports of this step ends 5 s after the step has begun. All such steps together make the wait at most 5 s
-    ///   longer. If members pass different deadlines (they should not), the longest counts.
+    ///   limits. Exception: a step that begins late still has 2.5 s for its work. If less than 5 s are left until the
+    ///   end of the wait, the end moves to 5 s after the begin of the step. All late steps of a stage together move the
+    ///   end by at most 5 s. Once it has moved that far, later steps have less time. If members pass different
+    ///   deadlines (they should not), the longest counts.
     /// - In stage 3, the work may take the time that is left of `deadline`, but at least 10 s. The wait for the reports
     ///   ends at most 5 s later. If the registration failed on a member, the others may then take 10 s to undo theirs.
     ///

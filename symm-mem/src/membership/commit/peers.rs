@@ -85,7 +85,8 @@ impl OfferedPeers {
     }
 
     /// Opens the memory that the members offer. `members` has the offers of all members of the group. On failure,
-    /// returns the outcome that this rank must post.
+    /// returns an outcome that describes it. This rank must post the outcome to the members in the commit's
+    /// [agreement](crate::agreement).
     pub(super) fn open(
         &mut self,
         members: &[MemberMemory],
