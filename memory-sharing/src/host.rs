@@ -24,6 +24,9 @@ pub struct HostMemory {
 
 impl HostMemory {
     /// Creates memory of `bytes` zero bytes.
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be created, or why the driver cannot register it.
     pub fn create(context: &Context, bytes: usize) -> Result<Self, String> {
         let created = SharedMemory::create(bytes);
         let (descriptor, memory) = created.map_err(|error| format!("shared host memory: {error}"))?;
@@ -59,7 +62,8 @@ impl HostMemory {
         self.device
     }
 
-    /// The address at which host threads access the memory.
+    /// The address at which host threads access the memory. Other processes may write to it at any time, so access it
+    /// by atomics only.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }

@@ -14,7 +14,9 @@ use crate::Shareable;
 static PROCESS: LazyLock<Arc<LocalRegistry>> = LazyLock::new(Arc::default);
 
 /// The memory that ranks share, by its [token](crate::Export::token). All ranks of a process use one registry.
-/// Exception: each run of the simulation has a registry of its own, so that its tokens do not depend on other runs.
+/// Exception: each run of the crate `simulation` has a registry of its own, so that its tokens do not depend on other
+/// runs.
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct LocalRegistry {
     next: AtomicU64,

@@ -50,6 +50,16 @@ impl PlainMemory {
 }
 
 impl Shareable {
+    /// The length of the whole allocation in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Virtual(physical) => physical.bytes(),
+            Self::Plain(memory) => memory.bytes,
+            Self::Host(memory) => memory.bytes(),
+            Self::Foreign(memory) => memory.bytes(),
+        }
+    }
+
     /// Exports the handles. This rank posts them for its peers.
     pub(crate) fn handle(&self) -> Result<Handle, String> {
         match self {

@@ -18,6 +18,7 @@ use bootstrap::{
 use crate::{
     Export, OpeningOutcome, Shareable, Site,
     local_registry::{LocalRegistry, LocalToken},
+    open::member,
 };
 
 /// Tag of the first message on a connection of two processes. Every message must carry a file descriptor. This one only
@@ -40,6 +41,9 @@ pub struct Party<'a> {
 
 /// Allocations of this rank that the other members can open until this value is dropped. Ranks of other processes of
 /// this host connect to the listener, and get the file descriptors of the allocations.
+///
+/// Ranks of this process do not wait for each other when they [open](crate::open) memory. So the offers of all members
+/// must exist before the first of them opens memory, and live until all members have opened theirs.
 pub struct Offer {
     listener: Listener,
     exports: Exports,
@@ -48,6 +52,7 @@ pub struct Offer {
 /// Memory of this rank that the others can open until this value is dropped. Ranks of this process find it in
 /// `registry`. This type has no listener. Without the listener of an [`Offer`], ranks of other processes can open the
 /// memory only by its [`Handle`](crate::Handle).
+#[doc(hidden)]
 pub struct Exports {
     registry: Arc<LocalRegistry>,
     exported: Vec<ExportedMemory>,
@@ -59,9 +64,12 @@ impl Exports {
         Self { registry, exported: Vec::new() }
     }
 
-    /// Adds memory of `bytes` bytes. Exports its [`Handle`](crate::Handle), but no file descriptor.
-    pub fn add(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
-        let handle = memory.handle()?;
+    /// Adds memory. Exports its [`Handle`](crate::Handle), but no file descriptor.
+    ///
+    /// # Errors
+    /// The reason why the memory has no handle.
+    pub fn add(&mut self, memory: Shareable) -> Result<Export, String> {
+        let (handle, bytes) = (memory.handle()?, memory.bytes());
         let local = self.registry.register(memory.clone());
         let token = local.token;
         self.exported.push(ExportedMemory { memory, descriptor: None, _local: local });
@@ -92,15 +100,21 @@ struct ExportedMemory {
 
 impl Offer {
     /// Opens a listener. The offer has no exports yet.
+    ///
+    /// # Errors
+    /// The error of the system that prevents a listener.
     pub fn new() -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
         Ok(Self { listener, exports: Exports::new(LocalRegistry::of_process()) })
     }
 
-    /// Adds memory of `bytes` bytes to the offer. Exports its handles and its file descriptor, if it has one. Returns
-    /// the description that this rank posts in the agreement.
-    pub fn export(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
-        let export = self.export_later(memory, bytes)?;
+    /// Adds memory to the offer. Exports its handles and its file descriptor, if it has one. Returns the description
+    /// that this rank posts in the agreement.
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be exported.
+    pub fn export(&mut self, memory: Shareable) -> Result<Export, String> {
+        let export = self.export_later(memory)?;
         if let (true, Some(last)) = (export.handle.has_descriptor(), self.exports.exported.last_mut()) {
             last.descriptor = Some(last.memory.descriptor()?);
         }
@@ -109,8 +123,11 @@ impl Offer {
 
     /// Like [`export`](Self::export), but exports the file descriptor only when it is sent to a peer, and then closes
     /// it. For callers that may have more exports than a process can have open file descriptors.
-    pub fn export_later(&mut self, memory: Shareable, bytes: usize) -> Result<Export, String> {
-        self.exports.add(memory, bytes)
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_later(&mut self, memory: Shareable) -> Result<Export, String> {
+        self.exports.add(memory)
     }
 
     pub(crate) fn exports(&self) -> &Exports {
@@ -135,10 +152,7 @@ impl Offer {
         wanted: &impl Fn(usize, usize) -> Vec<usize>,
         deadline: Deadline,
     ) -> Result<HashMap<(usize, usize), OwnedFd>, OpeningOutcome> {
-        if own >= parties.len() {
-            let cause = format!("the decision speaks of {} members, this is {own}", parties.len());
-            return Err(OpeningOutcome::Failed { cause });
-        }
+        member(own, parties)?;
         let sent = |from, to| sent_exports(parties, wanted, from, to);
         let rank = |at: &u64| parties.get(*at as usize).map_or(u32::MAX, |party| party.rank);
         let mut received = HashMap::new();

@@ -28,7 +28,10 @@ use crate::{
 /// - `deadline` limits the exchange of file descriptors.
 ///
 /// Returns the opened memory. The key of each is a pair: the index of the party, and the index of the export among its
-/// exports. On failure, returns the outcome that this rank posts for the others.
+/// exports.
+///
+/// # Errors
+/// On failure, returns the outcome that this rank posts for the others.
 pub fn open(
     context: &Context,
     offer: &Offer,
@@ -45,6 +48,7 @@ pub fn open(
 /// Opens the exports that `wanted` selects for this rank, like [`open`], but does not exchange file descriptors and
 /// does not wait for other ranks. `descriptors` contains the file descriptors that this rank has received. For memory
 /// of ranks of this process, none are needed.
+#[doc(hidden)]
 pub fn open_exports(
     context: &Context,
     exports: &Exports,
@@ -55,10 +59,11 @@ pub fn open_exports(
     mut descriptors: HashMap<(usize, usize), OwnedFd>,
 ) -> Result<HashMap<(usize, usize), Imported>, OpeningOutcome> {
     let mut opened = HashMap::new();
+    let this = member(own, parties)?;
     for (owner, peer) in parties.iter().enumerate().filter(|(owner, _)| *owner != own) {
         for index in wanted(owner, own) {
             let Some(export) = peer.exports.get(index) else { continue };
-            let imported = match peer.site.shares_process(parties[own].site) {
+            let imported = match peer.site.shares_process(this.site) {
                 true => {
                     // A rank exports its memory until it leaves the agreement.
                     let memory = exports.find(export.token);
@@ -74,6 +79,12 @@ pub fn open_exports(
         }
     }
     Ok(opened)
+}
+
+/// Returns the member with the index `own`.
+pub(crate) fn member<'a, 'b>(own: usize, parties: &'a [Party<'b>]) -> Result<&'a Party<'b>, OpeningOutcome> {
+    let cause = || format!("the decision speaks of {} members, this is {own}", parties.len());
+    parties.get(own).ok_or_else(|| OpeningOutcome::Failed { cause: cause() })
 }
 
 /// Opens an allocation of another rank of this process.
@@ -232,7 +243,7 @@ mod tests {
         let bytes = 2 << 20;
         let memory = PhysicalMemory::create(&context, bytes, HandleTypes::empty()).unwrap();
         let (own, mut peer) = (Offer::new().unwrap(), Offer::new().unwrap());
-        let export = peer.export(Shareable::Virtual(memory), bytes).unwrap();
+        let export = peer.export(Shareable::Virtual(memory)).unwrap();
         let site = Site::simulated(0);
         let parties = [
             Party { rank: 0, site: &site, exports: Vec::new() },

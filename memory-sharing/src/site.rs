@@ -82,7 +82,7 @@ impl Site {
     }
 
     /// Returns whether both ranks are in one process.
-    pub fn shares_process(&self, other: &Self) -> bool {
+    pub(crate) fn shares_process(&self, other: &Self) -> bool {
         (self.host, self.process) == (other.host, other.process)
     }
 

@@ -47,7 +47,9 @@ impl std::fmt::Display for Late {
 pub enum KernelError {
     /// A kernel gave up waiting. The context is intact. This rank's later kernels on the same [signal
     /// pad](super::PadLayout) do nothing. [`FaultRecord`](super::FaultRecord) describes how to recover.
-    #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
+    #[error(
+        "{0}; the kernels of this rank do nothing until all ranks' pads are zeroed and the records cleared"
+    )]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.
     #[error("{kernel} without a deadline: a kernel must not wait for ever")]

@@ -21,7 +21,8 @@ use super::{Kernel, KernelError, MOST_RANKS, Ranks};
 /// - **Order**: launches that use the same [channels](super::PadLayout) of the same pads are ordered on each rank: on
 ///   one stream, or by events. All collectives use the same channels, so on each rank only one collective may run at a
 ///   time.
-/// - **Life**: this handle, or a clone of it, stays alive.
+/// - **Life**: this handle, or a clone of it, stays alive. A captured launch keeps this rank's buffer for the graph
+///   only if the array of buffers is registered ([`OwnBuffer`](super::OwnBuffer)).
 /// - **Progress**: the ranks' kernels can run at the same time. If ranks share a device, it must have room for the
 ///   thread blocks of all their kernels at once.
 #[derive(Debug, Clone)]

@@ -22,8 +22,13 @@ pub struct OwnBuffer {
 }
 
 impl OwnBuffer {
-    /// Registers `own` as this rank's buffer in the array at `array`.
-    pub fn enter(array: DevicePtr, own: DevicePtr) -> Self {
+    /// Registers `own` as this rank's buffer in the array at `array`. Launches that a graph captures then pin the
+    /// buffer: its memory is kept while the graph exists ([`cuda_driver::graph_memory`]).
+    ///
+    /// # Safety
+    /// The caller owns the memory at `array`, and has registered it only once. `own` is the address in the array that
+    /// belongs to the caller's rank.
+    pub unsafe fn enter(array: DevicePtr, own: DevicePtr) -> Self {
         OWN.write().unwrap_or_else(PoisonError::into_inner).insert(array.0, own);
         Self { array: array.0 }
     }

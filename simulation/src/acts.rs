@@ -4,12 +4,12 @@
 
 use caching_alloc::core::SegmentMemory;
 use process_group::group::GroupId;
-
 use symm_agreement::PoolId;
-use symm_mem::{RegistrationState, internals::several};
+use symm_mem::{RegistrationState, internals::in_order};
 
 use crate::{
     library::{Extent, Life},
+    pools::state_of,
     rank::{Capture, Membership, Rank},
     results::{Kind, Meeting, Used, Way},
     scenario::{Action, DEADLINE},
@@ -89,7 +89,7 @@ impl World {
         let named: Vec<(u32, GroupId, PoolId)> =
             groups.iter().filter_map(|group| Some((rank, state.groups.get(group)?.id, pool))).collect();
         // Each push goes to the front, so the last commit is pushed first.
-        for at in several::in_order(&named).into_iter().rev() {
+        for at in in_order(&named).into_iter().rev() {
             let group = named[at].1.uid;
             state.program.push_front(Action::Commit { group, second: false, last, verify });
         }
@@ -99,7 +99,7 @@ impl World {
     fn agree_on_length(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let deadline = self.deadline(rank, DEADLINE);
         let state = self.rank(rank);
-        let start = state.pool.memberships().begin_length(bytes, deadline);
+        let start = state_of(&state.pool).begin_length(bytes, deadline);
         let round = state.lengths;
         state.lengths += 1;
         let work = Work::Length { machine: Machine::new(start, self.random.next())? };

@@ -10,7 +10,6 @@
 //! Further terms, such as *circle of waits*, are defined in [`super`].
 
 use std::{fmt, time::Duration};
-
 use symm_agreement::{
     Divergence, Entry, MemberList, Plain, Poison, Refusal, Waiting, exchange::ExchangeRefusal,
     length_patience, patience, rendezvous::RendezvousRefusal,

@@ -18,13 +18,12 @@ use cuda_driver::{
     vmm::PhysicalMemory,
 };
 use gpu_sim::{Action, Injection, World};
-
 use symm_agreement::Release;
-use symm_mem::internals::lock;
 
 use crate::{
     communicator::{begin, settle},
     library::Library,
+    lock::lock,
     violation::{Violation, ensure},
 };
 

@@ -11,16 +11,17 @@ use bootstrap::{
     store::Store as _,
 };
 use cuda_driver::DevicePtr;
-
 use symm_agreement::{Agreed, Ending, NoWindows, Place, Segment};
 use symm_mem::{
     RegistrationState,
-    internals::{Done, GroupState, lock},
+    internals::{Done, GroupState},
 };
 
 use crate::{
     device,
     library::Life,
+    lock::lock,
+    pools::state_of,
     rank::{Rank, Task},
     results::{Ended, Kind, Meeting, MeetingResult},
     violation::{Violation, bail, ensure},
@@ -134,7 +135,7 @@ impl World {
                 self.end_plain(rank, &unregistered, registered, result)?;
             }
             (Work::Retire { machine, ordinals, group_states }, MeetingResult::Retire(result)) => {
-                let memberships = state.pool.memberships();
+                let memberships = state_of(&state.pool);
                 applied.earlier = memberships.meetings().end(&machine.member, result.is_ok());
                 let lost = Some(LOST.to_owned());
                 if self.scenario.is_culprit(rank) {
@@ -146,7 +147,7 @@ impl World {
                 applied.met = result.is_ok().then_some(machine.member.name);
             }
             (Work::Length { machine }, MeetingResult::Length(result)) => {
-                applied.earlier = state.pool.memberships().meetings().end(&machine.member, result.is_ok());
+                applied.earlier = state_of(&state.pool).meetings().end(&machine.member, result.is_ok());
                 if let Ok(bytes) = result {
                     applied.met = Some(machine.member.name);
                     self.allocate(rank, bytes)?;
@@ -217,7 +218,7 @@ impl World {
         let life = state.life(group_state.log.group());
         let windows = serials.iter().map(|serial| (*serial, None)).collect();
         let done = Done { windows, opened: None };
-        let memberships = state.pool_of(kind).memberships();
+        let memberships = state_of(state.pool_of(kind));
         let lost = Some(LOST.to_owned());
         let result = memberships.end_commit(&mut group_state, result, lost, segments, done);
         // The rank leaves the communicator of a poisoned group. Exception: after a commit of the second pool, the rank

@@ -18,7 +18,6 @@ use std::{
 };
 
 use caching_alloc::core::{SegmentMemory, SegmentSource};
-
 use memory_sharing::Imported;
 use symm_agreement::exchange::{AllocationId, End, Route};
 use symm_mem::internals::{Generations, Handles, Lease, Open, Slots};

@@ -73,6 +73,7 @@
 //! | `library`, `communicator` | NCCL: the communicators, and a record of the registered memory |
 //! | `oracle`, `waits`, `lost`, `blame`, `results` | the checks of the invariants, and the checked results |
 //! | `versions` | a rank that uses another version of the protocol |
+//! | `pools`, `lock` | access to the parts of a pool, and to a mutex |
 //! | `violation` | the limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
@@ -84,18 +85,18 @@
 //! Two production functions do not run, because they would block the only thread of the run:
 //! - `memory_sharing::open`. It waits for file descriptors from ranks in other processes, and then calls
 //!   `open_exports`. The simulation calls only `open_exports`.
-//! - `Memberships::retire`. It waits for a thread that waits for an idle device. `Device::rest` takes the place of this
-//!   wait, and makes the same calls into the driver.
+//! - `Memberships::retire` of `symm-mem`. It waits for a thread that waits for an idle device. `Device::rest` takes the
+//!   place of this wait, and makes the same calls into the driver.
 //!
 //! Injected faults can make the driver calls of `open_exports` and `Device::rest` fail.
 //!
 //! The simulation leaves out:
 //! - The data of collectives and messages. The simulation only counts the collectives and the messages.
 //! - The code that connects the state machine of a meeting to NCCL and the store in production, such as
-//!   `membership/commit/member.rs`. The files `store` and `meetings` take its place.
+//!   `symm-mem/src/membership/commit/member.rs`. The files `store` and `meetings` take its place.
 //!
-//! The tests in `tests/end_to_end/embedded` cover both. They run production code on gpu-sim, with a thread for each
-//! rank.
+//! The tests in `symm-mem/tests/end_to_end/embedded` cover both. They run production code on gpu-sim, with a thread for
+//! each rank.
 
 mod acts;
 mod blame;
@@ -105,11 +106,13 @@ mod ends;
 mod exchanges;
 mod keys;
 mod library;
+mod lock;
 mod lost;
 mod meetings;
 mod network;
 mod oracle;
 mod plans;
+mod pools;
 mod programs;
 mod random;
 mod rank;
@@ -139,7 +142,7 @@ use std::{
     thread,
 };
 
-use symm_mem::internals::lock;
+use crate::lock::lock;
 
 pub use self::violation::{Limits, Violation};
 use self::{device::Devices, world::World};

@@ -21,10 +21,9 @@ use cuda_driver::Context;
 use nccl_sys::Api;
 use process_group::group::GroupId;
 
-use symm_mem::internals::lock;
-
 use crate::{
     communicator::{Communicator, Registration},
+    lock::lock,
     violation::{Violation, bail, ensure},
 };
 

@@ -20,7 +20,6 @@
 
 use bootstrap::store::StoreError;
 use process_group::group::GroupId;
-
 use symm_agreement::{Agreed, Poison};
 use symm_mem::ErrorKind;
 

@@ -11,20 +11,21 @@ use std::{
 
 use bootstrap::agreement::{Member, Protocol, Request, refusal};
 use cuda_driver::sys::CUresult;
-
 use memory_sharing::{Exports, Handle, Uuid};
 use symm_agreement::{
-    self, Capabilities, CommitPlan, CommitProtocol, LogPoint, Policy, PoolId, RegistrationOutcome, Release,
+    Capabilities, CommitPlan, CommitProtocol, LogPoint, Policy, PoolId, RegistrationOutcome, Release,
     Segment, Start, exchange::AllocationId, hash::chain, rendezvous as protocol,
     rendezvous::RendezvousRecord,
 };
 use symm_mem::{
     CommitOptions, Error,
-    internals::{GroupState, lock, offer, readiness},
+    internals::{GroupState, LocalState, operation, readiness},
 };
 
 use crate::{
     exchanges::Allocation,
+    lock::lock,
+    pools::{memory_of, state_of},
     rank::Task,
     requests::{Goal, StoreRequest},
     results::{Kind, Meeting, Span},
@@ -125,7 +126,7 @@ impl World {
         let fails = trouble == Trouble::PrepareFails && round == 1;
         let fails = fails.then(|| "misaligned".to_owned());
         let is_capturing = state.capture.is_some() && !second;
-        let found = offer::LocalState {
+        let found = LocalState {
             readiness: readiness(false, fails, Ok(is_capturing)),
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
@@ -133,7 +134,7 @@ impl World {
         };
         let kind = if second { Kind::Second(group) } else { Kind::Commit(group) };
         let pool = state.pool_of(kind);
-        let group_state = pool.memberships().group_state(id, members);
+        let group_state = state_of(pool).group_state(id, members);
         let outside = lock(&group_state).outside(pool.domain());
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
@@ -142,7 +143,7 @@ impl World {
         let offer =
             |_: &mut GroupState, new: &[Segment]| offered(rank, pool, &state.device, new, &mut exports);
         let (start, segments) =
-            pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()), offer);
+            state_of(pool).begin_commit(&mut lock(&group_state), options, found, |_| Ok(()), offer);
         self.exports.insert(rank, exports);
         let machine = Machine::new(start, self.random.next())?;
         let work =
@@ -155,7 +156,7 @@ impl World {
     pub(crate) fn skip_if_nothing_new(&mut self, rank: u32, group: u64) -> bool {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else { return false };
-        let memberships = state.pool.memberships();
+        let memberships = state_of(&state.pool);
         let group_state = memberships.group_state(membership.id, membership.members.clone());
         let skips = memberships.skip(&mut lock(&group_state), CommitOptions::default()).is_some();
         membership.commits += u64::from(skips);
@@ -168,7 +169,7 @@ impl World {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
             membership.commits += 1;
-            lock(&state.pool.memberships().group_state(membership.id, membership.members.clone())).log.skip();
+            lock(&state_of(&state.pool).group_state(membership.id, membership.members.clone())).log.skip();
         }
     }
 
@@ -205,14 +206,14 @@ impl World {
         let state = self.rank(rank);
         let mut group_states = Vec::new();
         for membership in state.groups.values() {
-            let group_state = state.pool.memberships().group_state(membership.id, membership.members.clone());
+            let group_state = state_of(&state.pool).group_state(membership.id, membership.members.clone());
             let outside = lock(&group_state).outside(state.pool.domain()).is_some();
             if !outside && lock(&group_state).log.poison().is_none() {
                 group_states.push(group_state);
             }
         }
         let readiness = readiness(false, None, Ok(state.capture.is_some()));
-        let memberships = state.pool.memberships();
+        let memberships = state_of(&state.pool);
         let start =
             memberships.begin_retirement(&ordinals, &group_states, readiness, state.enqueued(), deadline);
         let round = state.retirements;
@@ -352,9 +353,9 @@ impl World {
             task.request_code = want.code();
             match want {
                 Want::Search(plan) => {
-                    let arena = state.pool.memory().arena();
+                    let arena = memory_of(&state.pool).arena();
                     let length = arena.log().state().length;
-                    let operation = |sequence| arena.log().operation(sequence).map(offer::operation);
+                    let operation = |sequence| arena.log().operation(sequence).map(operation);
                     answer = match plan {
                         CommitPlan::Hashes { range, .. } => {
                             Answer::Searched(symm_agreement::CommitOutcome::hashes(range, |at| {

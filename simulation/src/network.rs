@@ -13,10 +13,9 @@ use bootstrap::store::{
     machine::{Call, Client, ClientId, Limits, Reply, Request, Server, ServerLimits, client, server},
 };
 
-use symm_mem::internals::lock;
-
 use crate::{
     keys::Keys,
+    lock::lock,
     requests::Asked,
     violation::{Violation, bail},
 };

@@ -38,7 +38,6 @@
 use std::collections::BTreeMap;
 
 use bootstrap::agreement::Retry;
-
 use symm_agreement::{Agreed, PeerMappings, Refusal, Unmapped};
 
 use crate::{

@@ -11,7 +11,6 @@ use std::{
 };
 
 use bootstrap::store::Store as _;
-
 use memory_sharing::{Exports, OpeningOutcome, Party, Uuid};
 use symm_agreement::{
     PoolId, exchange as protocol,

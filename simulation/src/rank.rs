@@ -17,7 +17,6 @@ use process_group::{
     group::GroupId,
     store::{HashStore, Store},
 };
-
 use symm_agreement::{Enqueued, LogPoint, MessageCounts, PoolId, RetirePlan, hash::chain};
 use symm_mem::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
@@ -28,6 +27,7 @@ use crate::{
     device::Device,
     exchanges::{Allocation, Exchanges},
     library::{Extent, Life},
+    pools::memory_of,
     random::Random,
     results::{Kind, Meeting, Span},
     scenario::Action,
@@ -157,9 +157,9 @@ impl Capture {
         match &mut self.declared {
             Some(declared) => declared.uses(block),
             None => {
-                let hold = pool.memory().graph_hold(self.number);
+                let hold = memory_of(pool).graph_hold(self.number);
                 if let Some(hold) = &hold {
-                    pool.memory().arena().hold_range(&[hold.pin], begin, bytes);
+                    memory_of(pool).arena().hold_range(&[hold.pin], begin, bytes);
                 }
                 self.hold = hold;
             }
@@ -331,7 +331,7 @@ impl Rank {
     /// Adds the new operations of the pool's log to the hash `identity`. Records the identity of each new segment, and
     /// writes it to the start of the segment.
     pub(crate) fn observe(&mut self) -> Result<(), Violation> {
-        let arena = self.pool.memory().arena();
+        let arena = memory_of(&self.pool).arena();
         for operation in history(&arena, self.operations) {
             self.identity = chain(self.identity, operation);
             self.operations += 1;
@@ -355,7 +355,7 @@ impl Rank {
 
     /// Keeps the pool's memory until the group's communicator has ended, see [`Membership::kept`].
     pub(crate) fn keep_memory(&mut self, group: u64) {
-        let memory = self.pool.memory().clone();
+        let memory = memory_of(&self.pool).clone();
         self.groups.entry(group).and_modify(|it| it.kept = Some(memory));
     }
 
@@ -415,32 +415,32 @@ impl Rank {
     /// Returns the address range and the identity of the segment with this ordinal (its number in the pool), or `None`
     /// if the segment does not exist on this rank.
     pub(crate) fn extent(&self, ordinal: u32) -> Option<Extent> {
-        let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
+        let segment = memory_of(&self.pool).arena().segments().get(ordinal as usize).copied()?;
         let identity = *self.segments.get(ordinal as usize)?;
         Some(Extent { address: segment.memory.address, bytes: segment.bytes, identity })
     }
 
     /// Returns the ordinals of the segments that are not retired.
     pub(crate) fn live_segments(&self) -> Vec<u32> {
-        let arena = self.pool.memory().arena();
+        let arena = memory_of(&self.pool).arena();
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
     }
 
     /// Returns the state of the pool's log at the creation of a segment, or `None` if the segment does not exist on
     /// this rank.
     pub(crate) fn log_of(&self, ordinal: u32) -> Option<LogPoint> {
-        let arena = self.pool.memory().arena();
+        let arena = memory_of(&self.pool).arena();
         arena.segments().get(ordinal as usize).map(|segment| segment.log.into())
     }
 
     /// Returns the number of operations in the pool's log.
     pub(crate) fn operations(&self) -> u64 {
-        self.pool.memory().arena().log().state().length
+        memory_of(&self.pool).arena().log().state().length
     }
 
     /// Returns the first `count` operations of the pool's log.
     pub(crate) fn history(&self, count: u64) -> Vec<[u64; 4]> {
-        history(&self.pool.memory().arena(), 0).take(count as usize).collect()
+        history(&memory_of(&self.pool).arena(), 0).take(count as usize).collect()
     }
 
     pub(crate) fn enqueued(&self) -> Vec<Enqueued> {

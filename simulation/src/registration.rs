@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use cuda_driver::DevicePtr;
 use nccl_sys::ncclResult_t;
-
 use symm_agreement::{
     ACTION_FLOOR, Attempt, Ending, Plain, RegistrationOutcome, Release, Start, WindowSupport, hash::chain,
 };
-use symm_mem::{RegistrationState, internals::lock};
+use symm_mem::RegistrationState;
 
 use crate::{
     ends::LOST,
     library::{EndedCall, Extent, Life},
+    lock::lock,
+    pools::state_of,
     rank::{Membership, Task},
     results::{Kind, Meeting, Span},
     trouble::Trouble,
@@ -246,7 +247,7 @@ impl World {
                 self.library.deregister_plainly(life, rank, *extent)?;
             }
         }
-        let (memberships, lost) = (state.pool.memberships(), Some(LOST.to_owned()));
+        let (memberships, lost) = (state_of(&state.pool), Some(LOST.to_owned()));
         let kept = memberships.end_plain(&mut group_state, segments, result, Ok(()), Vec::new(), lost);
         if group_state.log.poison().is_some() {
             self.library.leave(life, rank)?;

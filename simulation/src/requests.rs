@@ -14,9 +14,7 @@ use bootstrap::{
     },
 };
 
-use symm_mem::internals::lock;
-
-use crate::violation::Violation;
+use crate::{lock::lock, violation::Violation};
 
 /// A request of a rank to the store. `Agreement` is a request of the state machine of the rank's [meeting](super).
 #[derive(Debug, Clone)]

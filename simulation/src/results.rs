@@ -2,7 +2,7 @@
 //! *record*, *log*, *poisoned* and *lost store*, are defined in [`super`].
 
 use symm_agreement::{
-    self, Agreed, COMMIT_FLOOR, Plain, Poison, RETIREMENT_FLOOR, Refusal, Retired,
+    Agreed, COMMIT_FLOOR, Plain, Poison, RETIREMENT_FLOOR, Refusal, Retired,
     exchange::{self, ExchangeRefusal},
     rendezvous as protocol,
     rendezvous::RendezvousRefusal,

@@ -6,7 +6,6 @@
 //! and is only [committed](Action::Commit).
 
 use std::{collections::BTreeMap, time::Duration};
-
 use symm_agreement::WindowSupport;
 
 use crate::{programs::Writer, random::Random, trouble::Trouble, violation::Limits};

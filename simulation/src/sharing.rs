@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 
 use cuda_driver::sys::CUresult;
-
 use memory_sharing::{self, Export, Exports, Imported, OpeningOutcome, Party, Shareable, Site};
 use symm_agreement::{
     Agreed, MemberMemory, OfferedMemory, PeerMappings, PeerOffer, Segment, rendezvous::RendezvousRecord,
@@ -14,6 +13,7 @@ use symm_mem::SymmetricPool;
 
 use crate::{
     device::{Device, Devices},
+    pools::memory_of,
     rank::Task,
     trouble::Trouble,
     violation::{Violation, bail, ensure},
@@ -124,8 +124,7 @@ pub(crate) fn site(rank: u32) -> Site {
 /// Exports the memory of `device` that begins at `address`.
 pub(crate) fn export(exports: &mut Exports, device: &Device, address: u64) -> Result<Export, Violation> {
     let Some(memory) = device.physical(address) else { bail!("there is no memory at {address:#x}") };
-    let bytes = memory.bytes();
-    exports.add(Shareable::Virtual(memory), bytes).map_err(Violation)
+    exports.add(Shareable::Virtual(memory)).map_err(Violation)
 }
 
 /// Exports the new segments of a commit. The ranks export no signal pads (memory by which other members signal to a
@@ -137,7 +136,7 @@ pub(crate) fn offered(
     new: &[Segment],
     exports: &mut Exports,
 ) -> PeerOffer {
-    let arena = pool.memory().arena();
+    let arena = memory_of(pool).arena();
     let export = |it: &Segment| {
         let memory = arena.segments().get(it.ordinal as usize).map(|segment| segment.memory);
         export(exports, device, memory.map_or(0, |memory| memory.address))

@@ -12,7 +12,6 @@ use bootstrap::{
     agreement::{Answer, Decision, Retry, read_verdict},
     store::machine::{self, Call, ClientId, Failure, client},
 };
-
 use symm_agreement::{CommitProtocol, RegistrationOutcome, Rejection};
 
 use crate::{

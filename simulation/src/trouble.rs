@@ -3,7 +3,6 @@
 //! Further terms, such as *domain*, *meeting* and *rendezvous*, are defined in [`super`].
 
 use std::time::Duration;
-
 use symm_agreement::{ACTION_FLOOR, OUTCOME_FLOOR};
 
 use crate::random::Random;

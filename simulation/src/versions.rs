@@ -2,7 +2,6 @@
 //! higher than that of the other ranks, as if the culprit ran another release of this crate.
 
 use bootstrap::agreement::{Answer, Request};
-
 use symm_agreement::ValuesByRank;
 
 use crate::{requests::StoreRequest, trouble::Trouble, world::World};

@@ -5,7 +5,6 @@
 //! meeting. So none of these waits can succeed.
 
 use std::collections::BTreeSet;
-
 use symm_agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
 
 use crate::{

@@ -9,7 +9,6 @@ use std::{
 };
 
 use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
-
 use symm_agreement as commits;
 use symm_agreement::{
     Agreed, CommitPlan, CommitProtocol, Ending, GroupId, LengthProtocol, RegistrationOutcome,
@@ -20,9 +19,11 @@ use symm_agreement::{
     rendezvous::{RendezvousProtocol, RendezvousRecord},
     retirement_ending,
 };
-use symm_mem::internals::{GroupState, lock};
+use symm_mem::internals::GroupState;
 
-use crate::{exchanges::Exchanging, requests::StoreRequest, results::MeetingResult, violation::Violation};
+use crate::{
+    exchanges::Exchanging, lock::lock, requests::StoreRequest, results::MeetingResult, violation::Violation,
+};
 
 /// Says which memory of the peers a rank has mapped in a rendezvous: that of a pool segment, by its ordinal (its number
 /// in the pool), or that of a [persistent allocation](crate::rank::Rank::persistent), by its id.

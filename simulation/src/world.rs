@@ -18,7 +18,6 @@ use std::{
 };
 
 use bootstrap::store::{Store as _, machine::ClientId};
-
 use memory_sharing::{Exports, LocalRegistry};
 use symm_agreement::{exchange::AllocationId, meeting_id::generation_key, rendezvous::RendezvousRecord};
 

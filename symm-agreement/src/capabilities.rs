@@ -2,8 +2,8 @@
 //! the other members of a group at the start of a commit. They must be equal on all members.
 //!
 //! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] and the comparison to
-//! [`Capabilities::difference`]. Set the field in `membership/commit/offer.rs`. A new field changes the encoding of the
-//! records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! [`Capabilities::difference`]. Set the field in `symm-mem/src/membership/commit/offer.rs`. A new field changes the
+//! encoding of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 

@@ -17,7 +17,7 @@
 //!   follows a commit, and its name in the store is the name of that commit with the suffix `/plain`.
 //!
 //! Out of scope: stores, communicators, memory, threads. [`bootstrap::agreement::run`] executes an agreement over a
-//! store, on the caller's thread. In tests, the seeded simulation executes it.
+//! store, on the caller's thread. In tests, the crate `simulation` executes it under seeded schedules.
 //!
 //! # Terms
 //! Of a pool and its groups:
@@ -68,6 +68,7 @@ pub mod rendezvous;
 mod retire;
 mod rounds;
 mod search;
+mod sharing_refusal;
 mod start;
 mod waits;
 
@@ -99,7 +100,7 @@ pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::{RankList, rank_of};
 pub use record::{CommitRecord, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Segment};
-pub use refusal::are;
+pub(crate) use refusal::are;
 pub use refusal::{MemberList, Refusal, Shape};
 pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
@@ -109,7 +110,7 @@ pub use rounds::Rounds;
 pub use search::{Range, Recalled};
 pub use start::Start;
 pub use start::patience;
-pub use waits::describe_circle;
+pub(crate) use waits::describe_circle;
 
 /// The version of all messages of this crate's agreements: [records, plans, outcomes and decisions](crate#terms). If
 /// ranks have different versions, their agreements are refused on all of them.

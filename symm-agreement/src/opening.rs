@@ -36,6 +36,12 @@ fn offered(records: &[(u32, &CommitRecord)], segments: usize) -> Result<Vec<Memb
         if memory.segments.len() < segments {
             return Err(not_offered("it does not share all of the segments"));
         }
+        let mut shared = memory.segments.iter().zip(&record.segments);
+        if let Some((export, segment)) = shared.find(|(export, segment)| export.bytes != segment.bytes) {
+            let (shares, ordinal) = (export.bytes, segment.ordinal);
+            let cause = format!("it shares {shares} bytes of segment {ordinal} of {} bytes", segment.bytes);
+            return Err(not_offered(&cause));
+        }
         Ok(MemberMemory { rank: *rank, memory })
     };
     let members = records.iter().map(memory).collect::<Result<Vec<_>, _>>()?;

@@ -84,7 +84,7 @@ pub enum Unmapped {
     #[error("the commit has no new segments")]
     NothingNew {},
     /// Not all ranks offered all memory:
-    /// - A rank offered no memory, or only some of the segments.
+    /// - A rank offered no memory, only some of the segments, or another length than that of a segment.
     /// - Some ranks offered a signal pad, and others did not.
     #[error("rank {rank} shares too little memory: {cause}")]
     NotOffered {

@@ -409,6 +409,6 @@ fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>)
 }
 
 /// Returns the ranks as the subject of a sentence, with its verb: "rank 1 is", "ranks 1 and 2 are".
-pub fn are(ranks: &[u32]) -> String {
+pub(crate) fn are(ranks: &[u32]) -> String {
     format!("{} {}", Ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
 }

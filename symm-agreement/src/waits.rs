@@ -7,7 +7,7 @@ use super::{ValuesByRank, meeting_id::describe_place};
 
 /// Returns text to append to an error message. It describes a circular wait: for each rank in `circle`, it names the
 /// agreement in which the rank waits. The text is empty if `circle` is empty.
-pub fn describe_circle(circle: &[Waiting]) -> String {
+pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
     }

@@ -42,13 +42,13 @@ enum Finder {
     Seeds,
 }
 
-/// The crates that patches break, each with the crates below it that only it uses, and the checks that must detect the
+/// The crates that patches break, symm-mem with the crates that were made for it, and the checks that must detect the
 /// bugs unless the patch says otherwise.
 const CRATES: [(&str, &[&str], Finder); 4] = [
     ("bootstrap", &["bootstrap"], Finder::Tests),
     ("caching-alloc", &["caching-alloc"], Finder::Tests),
     ("process-group", &["process-group"], Finder::Tests),
-    ("symm-mem", &["memory-sharing", "symm-agreement", "symm-mem"], Finder::Seeds),
+    ("symm-mem", &["memory-sharing", "peer-kernels", "symm-agreement", "symm-mem"], Finder::Seeds),
 ];
 /// Begins the line of a patch that says what detects its bug.
 const FOUND_BY: &str = "Found by: ";

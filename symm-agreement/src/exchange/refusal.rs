@@ -4,9 +4,7 @@
 use bootstrap::agreement::Waiting;
 
 use super::record::Part;
-use memory_sharing::sharing_refusal;
-
-use crate::{Ranks, ValuesByRank, describe_circle, wire::wire_enum};
+use crate::{Ranks, ValuesByRank, describe_circle, sharing_refusal::sharing_refusal, wire::wire_enum};
 
 /// Reason why a member does not get the plan or the regions. No other member gets them either, and all get the same
 /// reason, except in two cases:

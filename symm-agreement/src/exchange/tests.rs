@@ -200,8 +200,8 @@ fn what_stands_in_the_store_keeps_its_form() {
     assert_eq!(bytes(&region), [b"\x02\0\0\0kv", &pieces[..]].concat());
 }
 
-/// The route of the rank that copies lists the pieces of the peer's buffer, in the order of the buffer's bytes. The rank
-/// opens every allocation that contains a piece. The peer's route lists no pieces.
+/// The route of the rank that copies lists the pieces of the peer's buffer, in the order of the buffer's bytes. The
+/// rank opens every allocation that contains a piece. The peer's route lists no pieces.
 #[test]
 fn a_route_leads_to_every_piece_of_a_buffer() {
     let mut records = records(COUNT);

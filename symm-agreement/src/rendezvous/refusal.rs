@@ -1,10 +1,12 @@
 //! The reasons for a failed rendezvous, as the members get them.
 
 use bootstrap::agreement::Waiting;
-use memory_sharing::{Uuid, sharing_refusal};
+use memory_sharing::Uuid;
 
 use super::record::Subject;
-use crate::{LogPoint, Ranks, ValuesByRank, are, describe_circle, wire::wire_enum};
+use crate::{
+    LogPoint, Ranks, ValuesByRank, are, describe_circle, sharing_refusal::sharing_refusal, wire::wire_enum,
+};
 
 /// The reason why a rendezvous failed. The mappings that it had made are removed. Mappings of earlier rendezvous stay.
 /// The members can call `rendezvous` again.

@@ -7,8 +7,11 @@ use bootstrap::agreement::{Protocol, Report};
 use super::*;
 use memory_sharing::{Export, Handle, Site};
 
+/// The length of each segment, and of the memory that a rank shares for it.
+const BYTES: u64 = 64;
+
 fn export(handle: Handle) -> Export {
-    Export { bytes: 2 << 20, handle, token: 1 }
+    Export { bytes: BYTES, handle, token: 1 }
 }
 
 /// Returns the offer of a rank that runs on host `host` in a process of its own: `segments` segments and, if `pad` is
@@ -52,7 +55,7 @@ pub(crate) fn offer() -> impl Strategy<Value = PeerOffer> {
 /// Returns the decision on opening each other's memory, for a commit of two segments by ranks with these offers.
 fn decided(offers: Vec<PeerOffer>) -> PeerMappings {
     let record = |(rank, peers): (u32, PeerOffer)| {
-        let (rank, record) = plain(rank, &[(64, 7), (64, 8)]);
+        let (rank, record) = plain(rank, &[(BYTES, 7), (BYTES, 8)]);
         (rank, CommitRecord { peers, ..record })
     };
     let records: Vec<_> = (0..).zip(offers).map(record).collect();
@@ -155,6 +158,11 @@ fn the_rank_that_prevents_the_mapping_is_named() {
     let text = with(offered(1, 1, &Handle::DESCRIPTOR, true, 1));
     assert!(text.starts_with("rank 1 shares too little memory: it does not share all"), "{text}");
     let mut offers = all();
+    let PeerOffer::Offered { memory } = &mut offers[1] else { panic!("it is offered") };
+    memory.segments[1].bytes -= 1;
+    let text = unmapped(offers);
+    assert_eq!(text, "rank 1 shares too little memory: it shares 63 bytes of segment 1 of 64 bytes");
+    let mut offers = all();
     let PeerOffer::Offered { memory } = &mut offers[2] else { panic!("it is offered") };
     memory.site.unreachable.push(Site::simulated(0).device);
     assert_eq!(unmapped(offers), "the device of rank 2 cannot access that of rank 0");
@@ -165,7 +173,7 @@ fn the_rank_that_prevents_the_mapping_is_named() {
 fn memory_is_opened_after_the_registration_and_also_without_windows() {
     let records = |windows: WindowSupport| {
         let record = |rank| {
-            let (rank, record) = plain(rank, &[(64, 7)]);
+            let (rank, record) = plain(rank, &[(BYTES, 7)]);
             let capabilities = Capabilities { windows: windows.clone(), ..record.capabilities };
             (
                 rank,

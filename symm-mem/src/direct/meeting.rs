@@ -112,7 +112,7 @@ impl Protocol for FlagPageProtocol {
 fn offer_page(context: &Context, layout: FlagPageLayout) -> Result<(FlagPage, Offer, PageOffer), String> {
     let page = FlagPage::create(context, layout).map_err(|error| format!("its flag page: {error}"))?;
     let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
-    let export = offer.export(Shareable::Host(page.memory().clone()), layout.bytes())?;
+    let export = offer.export(Shareable::Host(page.memory().clone()))?;
     let site = Site { endpoint: offer.endpoint(), ..Site::of_process() };
     Ok((page, offer, PageOffer::Offered { site, export }))
 }

@@ -24,7 +24,7 @@ pub(super) fn export<'a>(
     let (mut offer, mut exports) = (Offer::new()?, Vec::<SharedAllocation>::new());
     for piece in pieces {
         if exports.iter().all(|export| export.id != piece.id) {
-            let shared = offer.export_later(piece.shareable(context)?, piece.whole)?;
+            let shared = offer.export_later(piece.shareable(context)?)?;
             exports.push(SharedAllocation { id: piece.id, shared });
         }
     }

@@ -16,7 +16,7 @@ use super::protocol::AllocationId;
 use crate::{lock::lock, sharing::Imported};
 
 /// Identifies an allocation: its owner, as a rank of the job, and the id of the allocation. Ids are never reused.
-pub type Key = (u32, AllocationId);
+pub(crate) type Key = (u32, AllocationId);
 
 /// Open allocations; they stay open while this map lives.
 pub type Open<T = Imported> = HashMap<Key, Arc<T>>;

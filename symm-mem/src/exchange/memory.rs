@@ -241,15 +241,8 @@ impl Memory {
                     (None, Subject::Pool { pool, ordinal, .. }) => AllocationId::Segment { pool, ordinal },
                     _ => return None,
                 };
-                let (whole, offset) = (allocation.bytes, buffer.offset() + self.offset);
-                return Some(vec![MemorySpan {
-                    id,
-                    whole,
-                    offset,
-                    bytes: self.bytes,
-                    memory: self.clone(),
-                    at: 0,
-                }]);
+                let offset = buffer.offset() + self.offset;
+                return Some(vec![MemorySpan { id, offset, bytes: self.bytes, memory: self.clone(), at: 0 }]);
             }
             Backing::Owned(owned) => owned,
         };
@@ -259,8 +252,8 @@ impl Memory {
             let until = end.min(allocation.base + allocation.bytes);
             let bytes = until.offset_from(from).filter(|bytes| *bytes > 0)? as usize;
             let offset = from.offset_from(allocation.base)? as usize;
-            let (id, whole) = (AllocationId::Own { number: allocation.number.0 }, allocation.bytes);
-            Some(MemorySpan { id, whole, offset, bytes, memory: self.clone(), at })
+            let id = AllocationId::Own { number: allocation.number.0 };
+            Some(MemorySpan { id, offset, bytes, memory: self.clone(), at })
         };
         Some(owned.allocations.iter().enumerate().filter_map(piece).collect())
     }
@@ -269,8 +262,6 @@ impl Memory {
 /// The part of a [`Memory`] that lies in one allocation. Keeps the memory alive.
 pub(super) struct MemorySpan {
     pub(super) id: AllocationId,
-    /// Length of the whole allocation in bytes.
-    pub(super) whole: usize,
     /// Offset of the part in the allocation, in bytes.
     pub(super) offset: usize,
     /// Length of the part in bytes.

@@ -49,9 +49,9 @@ use super::{
 ///
 /// *Memory of dropped plans.* When the driver frees memory of `cuMemAlloc`, or closes memory that was opened by legacy
 /// IPC handle, it may wait for the device, and meanwhile block other threads of the process. If the device waits for a
-/// transfer that one of the blocked threads must enqueue, the process deadlocks. So exchanges free and close such memory
-/// only while no rank of the process has a transfer under way. While they do so, `ready`, `put`, `get`, `wait`, `launch`
-/// and `watch` of all plans of the process may block the host.
+/// transfer that one of the blocked threads must enqueue, the process deadlocks. So exchanges free and close such
+/// memory only while no rank of the process has a transfer under way. While they do so, `ready`, `put`, `get`, `wait`,
+/// `launch` and `watch` of all plans of the process may block the host.
 ///
 /// An exchange considers only transfers. But other work of the device, such as a collective, can wait for another rank
 /// too. Before a program drops a plan, such work must have ended, or all ranks must have enqueued everything that it

@@ -338,9 +338,9 @@ fn check_operations(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Ar
     events
 }
 
-/// If an operation has waited for [`POLL_INTERVAL`], asks the copy thread to copy the slots to the host. A later call of
-/// this function reads the copy. If the copy shows that the operation's plan has failed on a peer, the later call marks
-/// the plan as failed on this rank too, and adds it to `failed`.
+/// If an operation has waited for [`POLL_INTERVAL`], asks the copy thread to copy the slots to the host. A later call
+/// of this function reads the copy. If the copy shows that the operation's plan has failed on a peer, the later call
+/// marks the plan as failed on this rank too, and adds it to `failed`.
 fn check_peers(watch: &Watch, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let takes_long = |watched: &&Watched| {
         watched.wait.is_some() && watched.since.elapsed() >= POLL_INTERVAL && watched.core.fault().is_ok()

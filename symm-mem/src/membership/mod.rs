@@ -44,10 +44,7 @@ pub use self::{
     lookup::{BufferLocation, LookupError, RegistrationState},
     retire::RetireReport,
 };
-pub use self::{
-    group::readiness, group_state::GroupState, meetings::Meetings, memberships::Memberships,
-    plain_registration::PlainRegistration,
-};
+pub use self::{group::readiness, group_state::GroupState, memberships::Memberships};
 pub(crate) use self::{
     index::Index,
     mapped::{MappedSegment, MappedSegments, MappedUse},

@@ -20,9 +20,10 @@ mod dropped;
 mod memory;
 mod slice;
 
-pub use self::memory::{Arena, GraphHold, PoolMemory};
+pub use self::memory::{GraphHold, PoolMemory};
 pub(crate) use self::{
     attachments::{Attachments, Owner},
+    memory::Arena,
     slice::{block_of, check_stream, into_slice},
 };
 pub use self::{

@@ -112,7 +112,8 @@ impl PeerBuffers {
         let words: Vec<u64> = addresses.iter().map(|address| address.0).collect();
         let array = DeviceMemory::new(context, size_of_val(&*words).max(1))?;
         array.copy_from_host(0, &words)?;
-        let _own = OwnBuffer::enter(array.ptr(), own);
+        // SAFETY: `array` is new, and owned by the value that has the registration.
+        let _own = unsafe { OwnBuffer::enter(array.ptr(), own) };
         Ok(Self { addresses, _own, array, bytes, origin, _mapped })
     }
 

@@ -386,7 +386,7 @@ impl Rendezvous {
             "another thread has retired the segment; call retire and this function one after the other",
         )?;
         let mut offer = Offer::new()?;
-        let export = offer.export(memory, allocation.bytes)?;
+        let export = offer.export(memory)?;
         let readiness = if allocation.frozen { SharingReadiness::Capturing } else { SharingReadiness::Ready };
         let record = self.record(number, readiness);
         let record = RendezvousRecord {

@@ -10,7 +10,7 @@
 
 mod explain;
 mod scope;
-pub mod several;
+pub(crate) mod several;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -533,13 +533,11 @@ impl SymmetricPool {
         SymmetricBlock::new(self.memory.clone(), placed, bytes, request)
     }
 
-    #[doc(hidden)]
-    pub fn memory(&self) -> &Arc<PoolMemory> {
+    pub(crate) fn memory(&self) -> &Arc<PoolMemory> {
         &self.memory
     }
 
-    #[doc(hidden)]
-    pub fn memberships(&self) -> &Memberships {
+    pub(crate) fn memberships(&self) -> &Memberships {
         &self.memberships
     }
 }

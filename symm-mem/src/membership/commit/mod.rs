@@ -15,7 +15,7 @@
 //! | this file | a commit, from the call to the publication of its result |
 
 mod member;
-pub mod offer;
+pub(crate) mod offer;
 mod options;
 pub(crate) mod peers;
 mod plain;

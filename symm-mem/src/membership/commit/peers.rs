@@ -59,10 +59,7 @@ impl OfferedPeers {
             ),
         };
         let exported_pad = match &pad {
-            Some(pad) => {
-                let (memory, bytes) = (pad.memory.shareable(), pad.memory.whole_bytes());
-                Some(offer.export(memory, bytes)?)
-            }
+            Some(pad) => Some(offer.export(pad.memory.shareable())?),
             None => None,
         };
         let ranges: Vec<(DevicePtr, usize)> = {
@@ -77,7 +74,7 @@ impl OfferedPeers {
         for (begin, bytes) in &ranges {
             let physical = PhysicalMemory::retain(context, *begin, *bytes);
             let physical = physical.map_err(|error| error_text(&error))?;
-            exports.push(offer.export(Shareable::Virtual(physical), *bytes)?);
+            exports.push(offer.export(Shareable::Virtual(physical))?);
         }
         let site = Site { endpoint: offer.endpoint(), ..group.site.clone() };
         let memory = OfferedMemory { site, next, pad: exported_pad, segments: exports };
