@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caching_alloc::core::symmetric::{Placed, Placement};
-use cuda_driver::{DevicePtr, graph::is_capture_open};
+use cuda_driver::{DevicePtr, Stream, graph::is_capture_open};
 
 use super::memory::PoolMemory;
 
@@ -22,6 +22,9 @@ pub struct SymmetricBlock {
     requested: u64,
     /// The number of the block's request in the pool's sequence of requests.
     request: u64,
+    /// If the block is a slice's: the stream whose work uses the block until it is freed. Each owner has a clone, so
+    /// that the free of a block searches no map for it.
+    stream: Option<Stream>,
 }
 
 impl SymmetricBlock {
@@ -37,7 +40,7 @@ impl SymmetricBlock {
         if is_capture_open() {
             memory.pin_for_captures(placed.address, requested);
         }
-        Self { memory, placed, requested, request }
+        Self { memory, placed, requested, request, stream: None }
     }
 
     /// The address of the block's first byte on this rank.
@@ -59,6 +62,12 @@ impl SymmetricBlock {
         self.request
     }
 
+    /// Notes that the block, which has no other owner, is a slice's, and that work on `stream` uses it until it is
+    /// freed.
+    pub(super) fn bind(&mut self, stream: &Stream) {
+        self.stream = Some(stream.clone());
+    }
+
     /// The block's segment, and the block's offset in the segment. The same on every rank.
     pub fn placement(&self) -> Placement {
         self.placed.placement
@@ -68,12 +77,12 @@ impl SymmetricBlock {
 impl Clone for SymmetricBlock {
     fn clone(&self) -> Self {
         self.memory.share_block(self.placed.placement);
-        Self { memory: self.memory.clone(), ..*self }
+        Self { memory: self.memory.clone(), stream: self.stream.clone(), ..*self }
     }
 }
 
 impl Drop for SymmetricBlock {
     fn drop(&mut self) {
-        self.memory.drop_block(&self.placed);
+        self.memory.drop_block(self.placed, self.stream.take());
     }
 }

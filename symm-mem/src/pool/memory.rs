@@ -55,9 +55,6 @@ pub(super) struct Pins {
     graphs: BTreeMap<u64, Weak<GraphHold>>,
     /// The blocks that are pinned, or have more than one owner.
     blocks: BTreeMap<Placement, BlockUses>,
-    /// The streams to which [slices](crate::SymmetricPool::alloc) are bound, by block. A block's entry is removed when
-    /// the block is freed.
-    streams: BTreeMap<Placement, Stream>,
 }
 
 /// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.
@@ -88,7 +85,7 @@ impl Pins {
     }
 
     /// Removes `pin`. Returns the blocks that the caller must free now, because they have no other pin and no owner.
-    fn unpin(&mut self, pin: u64) -> Vec<Placed> {
+    fn unpin(&mut self, pin: u64) -> Vec<DroppedBlock> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, hold| hold.strong_count() > 0);
         let PinnedUses { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
@@ -119,6 +116,14 @@ impl Drop for GraphHold {
     }
 }
 
+/// A block without owners.
+#[derive(Debug)]
+struct DroppedBlock {
+    placed: Placed,
+    /// If the block was a slice's: the stream whose work uses the block until it is freed.
+    stream: Option<Stream>,
+}
+
 /// The pins and owners of a block that is pinned, or has more than one owner.
 #[derive(Debug, Default)]
 struct BlockUses {
@@ -127,7 +132,7 @@ struct BlockUses {
     /// Number of owners besides the first one.
     further_owners: u64,
     /// The block, once its last owner has dropped it. The removal of its last pin then frees the block.
-    dropped: Option<Placed>,
+    dropped: Option<DroppedBlock>,
 }
 
 impl BlockUses {
@@ -252,17 +257,16 @@ impl PoolMemory {
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         let unpinned = arena.pins().unpin(pin);
-        let streams: Vec<_> = unpinned.iter().filter_map(|block| self.free(&mut arena, block)).collect();
+        let streams: Vec<_> = unpinned.into_iter().filter_map(|block| self.free(&mut arena, block)).collect();
         drop(arena);
         streams.into_iter().for_each(Added::record);
     }
 
-    /// Frees `block`, which has no owner and no pin. If it was a slice's block, the next user of the memory waits for
-    /// the slice's stream. The caller [records](Added::record) the returned event once it has released the lock.
-    fn free(&self, arena: &mut Arena<'_>, block: &Placed) -> Option<Added> {
-        let stream = arena.pins().streams.remove(&block.placement);
-        let added = stream.map(|stream| self.dropped_on.add(stream));
-        let freed = arena.free(block);
+    /// Frees `block`, which has no pin. If it was a slice's block, the next user of the memory waits for the slice's
+    /// stream. The caller [records](Added::record) the returned event once it has released the lock.
+    fn free(&self, arena: &mut Arena<'_>, block: DroppedBlock) -> Option<Added> {
+        let added = block.stream.map(|stream| self.dropped_on.add(stream));
+        let freed = arena.free(&block.placed);
         // Cannot fail: the arena has placed the block, and the block is freed only once (when its last owner drops it,
         // or when its last pin is removed).
         debug_assert!(freed.is_ok(), "{freed:?}");
@@ -331,36 +335,31 @@ impl PoolMemory {
         }
     }
 
-    /// Notes that the block at `place` is a slice's, and that work on `stream` uses it until it is freed.
-    pub(super) fn bind_block(&self, place: Placement, stream: &Stream) {
-        self.arena().pins().streams.insert(place, stream.clone());
-    }
-
     /// Adds one owner to the block at `place`.
     pub(super) fn share_block(&self, place: Placement) {
         self.arena().pins().blocks.entry(place).or_default().further_owners += 1;
     }
 
-    /// Removes one owner of `block`. If this was the last owner, the block is freed: now if it is not pinned, otherwise
-    /// when its last pin is removed.
-    pub(super) fn drop_block(&self, block: &Placed) {
+    /// Removes one owner of the block at `placed`. If this was the last owner, the block is freed: now if it is not
+    /// pinned, otherwise when its last pin is removed. If it is a slice's block, work on `stream` uses it until then.
+    pub(super) fn drop_block(&self, placed: Placed, stream: Option<Stream>) {
         let mut arena = self.arena();
         let blocks = &mut arena.pins().blocks;
-        if let Some(uses) = blocks.get_mut(&block.placement) {
+        if let Some(uses) = blocks.get_mut(&placed.placement) {
             if uses.further_owners == 0 {
-                uses.dropped = Some(*block);
+                uses.dropped = Some(DroppedBlock { placed, stream });
                 return;
             }
             uses.further_owners -= 1;
             if !uses.is_needed() {
-                blocks.remove(&block.placement);
+                blocks.remove(&placed.placement);
             }
             return;
         }
-        let stream = self.free(&mut arena, block);
+        let added = self.free(&mut arena, DroppedBlock { placed, stream });
         drop(arena);
-        if let Some(stream) = stream {
-            stream.record();
+        if let Some(added) = added {
+            added.record();
         }
     }
 }

@@ -83,14 +83,14 @@ pub(crate) fn check_stream(memory: &PoolMemory, stream: &Stream) -> Result<(), S
 /// # Safety
 /// The block has the bytes of `len` elements, and no other owner. [`check_stream`] has checked `stream`.
 pub(crate) unsafe fn into_slice<T: Element>(
-    block: SymmetricBlock,
+    mut block: SymmetricBlock,
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
     // Order the streams only after the block is placed. In the other order, another thread could drop a slice in
     // between. The block could get the memory of that slice, but `stream` would not wait for that slice's stream.
     block.memory().dropped_on().order_before(stream)?;
-    block.memory().bind_block(block.placement(), stream);
+    block.bind(stream);
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });
     // SAFETY: the caller promises that the block has `len` elements and no other owner. Blocks begin at multiples of
