@@ -67,6 +67,7 @@ mod error;
 mod error_kind;
 pub mod exchange;
 mod group_object;
+mod idle;
 #[doc(hidden)]
 pub mod internals;
 mod lock;

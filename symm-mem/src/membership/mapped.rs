@@ -35,7 +35,7 @@ struct List {
 
 /// Keeps the segments in a group's list, because messages (sends and receives) of the group's [direct
 /// path](crate::direct) copy to and from them, also when a graph with such messages runs later. Each direct path has a
-/// `MappedUse` until the path is dropped.
+/// `MappedUse` until the path is dropped and no such graph runs.
 #[derive(Debug)]
 pub(crate) struct MappedUse(Arc<MappedSegments>);
 
@@ -43,6 +43,12 @@ impl MappedUse {
     pub(crate) fn of(segments: Arc<MappedSegments>) -> Self {
         segments.write().users += 1;
         Self(segments)
+    }
+}
+
+impl Clone for MappedUse {
+    fn clone(&self) -> Self {
+        Self::of(self.0.clone())
     }
 }
 

@@ -5,8 +5,7 @@
 use std::{
     cell::Cell,
     collections::BTreeSet,
-    sync::{Arc, Mutex, mpsc},
-    thread,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -33,6 +32,7 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     group_object::{GroupObject, is_closed},
+    idle::when_idle,
     lock::lock,
 };
 
@@ -253,20 +253,10 @@ impl Memberships {
             .cloned()
             .chain(participants.iter().map(|participant| participant.group.communicator().context().clone()))
             .collect();
-        // `Context::synchronize` has no deadline, so another thread calls it. If the deadline of this function passes,
-        // that thread continues to wait until the devices are idle.
-        let (done, wait) = mpsc::channel();
-        let wait_all = move || {
-            let waited = contexts.iter().try_for_each(Context::synchronize);
-            let _ = done.send(waited.map_err(|error| error.to_string()));
-        };
-        if let Err(error) = thread::Builder::new().name("symm-mem-rest".to_owned()).spawn(wait_all) {
-            return Release::Failed { cause: error.to_string() };
-        }
-        match wait.recv_timeout(deadline.remaining()) {
-            Ok(Ok(())) => Release::Done {},
-            Ok(Err(cause)) => Release::Failed { cause },
-            Err(_) => Release::Blocked {},
+        match when_idle(contexts, deadline.remaining(), || ()) {
+            Ok(true) => Release::Done {},
+            Ok(false) => Release::Blocked {},
+            Err(cause) => Release::Failed { cause },
         }
     }
 

@@ -5,12 +5,12 @@
 use std::{
     cell::Cell,
     mem::ManuallyDrop,
-    sync::{Arc, atomic::Ordering, mpsc},
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use cuda_driver::graph::RelaxedCapture;
+use cuda_driver::graph::is_capturing;
 use process_group::{group::path::Way, store::Deadline};
 
 use super::{
@@ -20,11 +20,11 @@ use super::{
     },
     DirectCore,
 };
-use crate::lock::lock;
+use crate::{idle::when_idle, lock::lock};
 
-/// The longest time that [`end`](DirectCore::end) waits for launched work to complete. Also the time limit of
-/// [`settle`](DirectCore::settle), and the time after which the thread that [`abort`](DirectCore::abort) starts polls
-/// less often.
+/// The longest time that [`end`](DirectCore::end) and the drop of the path wait for launched work to complete. Also the
+/// time limit of [`settle`](DirectCore::settle), and the time after which the thread that [`abort`](DirectCore::abort)
+/// starts polls less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest time after a receiver's abort that its streams still wait for senders that copy zero-copy messages into
@@ -141,11 +141,11 @@ impl DirectCore {
     }
 
     /// Called when the group is dropped. Aborts launched work that still runs (captured work does not count), and then
-    /// drops the memory, as described below. But if a graph has messages of the path, the memory is dropped with the
-    /// last such graph.
+    /// drops the path, as described below. But if a graph has messages of the path, the path is dropped with the last
+    /// such graph.
     /// - If the work takes longer than [`PATIENCE`], a thread continues to abort until the work has ended, and then
-    ///   drops the memory.
-    /// - If the work ends earlier, this call drops the memory. If the path was aborted and has captured work, the call
+    ///   drops the path.
+    /// - If the work ends earlier, this call drops the path. If the path was aborted and has captured work, the call
     ///   first runs [`settle`](Self::settle), because runs of graphs, on this rank or on peers, may still use the
     ///   buffers of messages.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
@@ -174,26 +174,6 @@ impl DirectCore {
         }
     }
 
-    /// Called when the last graph with messages is dropped after the group. A run of the graph may be under way, so
-    /// drops the memory on a thread, which first waits until the device is idle. Returns once the memory is dropped, at
-    /// the latest after [`PATIENCE`].
-    pub(super) fn drop_when_idle(self) {
-        let (done, wait) = mpsc::channel();
-        // If the thread cannot be started, or the wait fails, the memory is leaked.
-        let kept = ManuallyDrop::new(self);
-        let free = move || {
-            // If a capture is open, the wait must not invalidate it.
-            let relaxed = RelaxedCapture::enter(kept.context.driver());
-            if relaxed.is_ok() && kept.context.synchronize().is_ok() {
-                drop(ManuallyDrop::into_inner(kept));
-            }
-            let _ = done.send(());
-        };
-        if thread::Builder::new().name("direct-graphs".into()).spawn(free).is_ok() {
-            let _ = wait.recv_timeout(PATIENCE);
-        }
-    }
-
     /// Gives runs of graphs time to end, before the caller drops the path or reuses the buffers of messages. Repeatedly
     /// ends the waits of this rank's streams. Returns when two conditions have been true for about 50 ms, at the latest
     /// after [`PATIENCE`]:
@@ -216,5 +196,21 @@ impl DirectCore {
             quiet_polls = if has_set || holds_any.get() { 0 } else { quiet_polls + 1 };
             thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+impl Drop for DirectCore {
+    /// If the path has captured work, a run of a graph that was dropped may be under way. Then the memory is kept until
+    /// the device is idle. Waits for that at most [`PATIENCE`], and not at all during a capture, which may be one of
+    /// this thread.
+    fn drop(&mut self) {
+        if !*self.has_captured.get_mut() {
+            return;
+        }
+        let limit = if matches!(is_capturing(&self.context), Ok(false)) { PATIENCE } else { Duration::ZERO };
+        // If the device cannot be waited for, the memory is leaked.
+        let owners = (self.flag_pages.clone(), self.memory.clone(), self.mapped.clone());
+        let kept = ManuallyDrop::new(owners);
+        let _ = when_idle(vec![self.context.clone()], limit, || drop(ManuallyDrop::into_inner(kept)));
     }
 }

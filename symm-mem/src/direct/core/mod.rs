@@ -48,8 +48,8 @@ pub struct DirectReport {
 }
 
 /// This rank's state of a path: rings, [flag pages](super::flag_page) and [lanes](super::lane) (a lane is one direction
-/// between this rank and a peer). The last reference is dropped only once no enqueued work runs, because the drop frees
-/// memory that this work uses.
+/// between this rank and a peer). The last reference is dropped only once no launched work runs, because the drop frees
+/// memory that this work uses. Captured work does not count: for it, the drop waits until the device is idle.
 #[derive(Debug)]
 pub(super) struct DirectCore {
     pub(super) rank: usize,
@@ -94,15 +94,9 @@ impl Drop for EnqueueGuard<'_> {
     }
 }
 
-/// Keeps the path's memory for graphs with messages, also after the drop of the group. `None` only during drop.
-struct GraphHold(Option<Arc<DirectCore>>);
-
-impl Drop for GraphHold {
-    fn drop(&mut self) {
-        if let Some(core) = self.0.take().and_then(Arc::into_inner) {
-            core.drop_when_idle();
-        }
-    }
+/// Keeps the path for graphs with messages, also after the drop of the group.
+struct GraphHold {
+    _core: Arc<DirectCore>,
 }
 
 /// A message that this rank has written into its [log](super::flag_page::Log). Before this rank [claims](super::claim)
@@ -292,7 +286,7 @@ impl DirectCore {
             CaptureInfo { id: Some(id), .. } => {
                 self.has_captured.store(true, Ordering::Relaxed);
                 let mut graphs = lock(&self.graphs);
-                let hold = graphs.upgrade().unwrap_or_else(|| Arc::new(GraphHold(Some(self.clone()))));
+                let hold = graphs.upgrade().unwrap_or_else(|| Arc::new(GraphHold { _core: self.clone() }));
                 *graphs = Arc::downgrade(&hold);
                 drop(graphs);
                 stream.keep_in_graph(hold)?;

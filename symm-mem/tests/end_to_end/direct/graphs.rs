@@ -1,12 +1,19 @@
 //! Captured messages: correct in every run, or refused before anything is captured.
 
-use cuda_driver::graph::CaptureMode;
+use std::thread;
+
+use cuda_driver::{
+    Stream, WaitCondition,
+    graph::{CaptureMode, GraphExec},
+    memory::DeviceMemory,
+};
 use process_group::{
+    ProcessGroup,
     comm::wait_for_dropped,
     group::{GroupErrorKind, PathError},
 };
 
-use super::rig::{Machine, buffer, bytes, far, pattern, small};
+use super::rig::{Machine, Rank, buffer, bytes, far, pattern, small};
 
 const LENGTH: usize = 500;
 
@@ -143,7 +150,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
                     if let Err(error) = group.check() {
                         break error;
                     }
-                    std::thread::yield_now();
+                    thread::yield_now();
                 }
             })
         } else {
@@ -181,10 +188,10 @@ fn a_run_long_after_an_abort_ends_too() {
         let abort = group.abort_handle();
         abort.abort(far()).unwrap();
         while group.standing().is_ok() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         // Longer than an abort waits for work under way.
-        std::thread::sleep(std::time::Duration::from_secs(11));
+        thread::sleep(std::time::Duration::from_secs(11));
         if rank.rank == 1 {
             stream.launch(&graph).unwrap();
             stream.synchronize().unwrap();
@@ -223,6 +230,87 @@ fn a_graph_runs_after_the_drop_of_its_group() {
             stream.synchronize().unwrap();
             assert!(rank.read(memory.ptr(), 1000) == pattern(seed, 1000));
         }
+    });
+    machine.finish();
+}
+
+/// A graph with a message from rank 0 to rank 1. The message waits until `gate` is 1.
+fn gated(
+    rank: &Rank,
+    group: &ProcessGroup,
+    gate: &DeviceMemory,
+    memory: &DeviceMemory,
+) -> (Stream, GraphExec) {
+    let stream = rank.stream();
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    // SAFETY: the memory lives until the stream is done.
+    let message = unsafe {
+        stream.wait_value32(gate.ptr(), WaitCondition::GreaterOrEqual, 1).unwrap();
+        if rank.rank == 0 {
+            group.raw().send(buffer(memory), 1, &stream)
+        } else {
+            group.raw().recv(buffer(memory), 0, &stream)
+        }
+    };
+    message.unwrap();
+    let graph = capture.end().unwrap().instantiate().unwrap();
+    (stream, graph)
+}
+
+/// The last graph is dropped before the group, while it runs.
+#[test]
+fn the_memory_is_kept_until_the_run_of_a_dropped_graph_has_ended() {
+    let machine = Machine::start(2);
+    let calls = || ["cuCtxSynchronize", "cuMemHostUnregister"].map(|name| machine.world.calls(name));
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let gate = rank.memory(&[0; 4]);
+        let memory = rank.memory(&if rank.rank == 0 { pattern(7, 1000) } else { vec![0; 1000] });
+        let (stream, graph) = gated(&rank, &group, &gate, &memory);
+        rank.installed.wait();
+        let before = calls();
+        rank.installed.wait();
+        stream.launch(&graph).unwrap();
+        drop(graph);
+        let freed = thread::scope(|scope| {
+            scope.spawn(|| {
+                group.destroy(far()).unwrap();
+                wait_for_dropped(far());
+            });
+            let mut now = calls();
+            while now == before {
+                thread::yield_now();
+                now = calls();
+            }
+            gate.copy_from_host(0, &[1_u32]).unwrap();
+            now[1] - before[1]
+        });
+        stream.synchronize().unwrap();
+        assert_eq!(freed, 0, "the run uses flag pages that are freed");
+        assert!(bytes(&memory) == pattern(7, 1000));
+    });
+    machine.finish();
+}
+
+/// The path waits for an idle device before it drops its memory. That wait would invalidate the capture.
+#[test]
+fn a_graph_that_is_dropped_last_leaves_a_capture_valid() {
+    let machine = Machine::start(2);
+    let calls = |name| machine.world.calls(name);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (gate, memory) = (rank.memory(&[0; 4]), rank.memory(&[0; 1000]));
+        let (stream, graph) = gated(&rank, &group, &gate, &memory);
+        group.destroy(far()).unwrap();
+        wait_for_dropped(far());
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        let (queries, waits) = (calls("cuStreamIsCapturing"), calls("cuCtxSynchronize"));
+        drop(graph);
+        // Until the path has found the capture several times.
+        while calls("cuStreamIsCapturing") < queries + 100 && calls("cuCtxSynchronize") == waits {
+            thread::yield_now();
+        }
+        capture.end().unwrap();
     });
     machine.finish();
 }
