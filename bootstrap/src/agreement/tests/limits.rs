@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    super::{Agreement, Answer, Ending, Input, Memory, Output, Protocol, Request, budget},
-    sum::{Sum, member_of},
+    super::{Agreement, Answer, Ending, Input, Output, Protocol, Request, budget},
+    sum::{Sum, drive, member_of},
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -49,42 +49,18 @@ fn an_action_after_a_late_verdict_has_time_for_its_outcomes() {
     let wait = budget::action(LONG, Sum::ACTION_FLOOR) + budget::outcomes(LONG);
     // The results of both ranks if the second action of rank 1 takes `second`.
     let results = |second: Duration| {
-        let (mut store, mut now) = (Memory::default(), Duration::ZERO);
-        let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 4, 0).unwrap();
-        let mut machines = [0, 1].map(machine);
-        let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
         let mut acts_until = None;
-        while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
-            let before = outputs.clone();
-            for rank in 0..2 {
-                let input = match outputs[rank].clone() {
-                    Output::Done(_) => continue,
-                    Output::Act { .. } if rank == 0 => Input::Acted(true),
-                    Output::Act { plan, until, .. } => {
-                        assert!(until >= now + Duration::from_secs(2) || acts_until.is_some());
-                        let takes = if plan == 8 { wait } else { second };
-                        if now < *acts_until.get_or_insert(now + takes) {
-                            continue;
-                        }
-                        acts_until = None;
-                        Input::Acted(true)
-                    }
-                    Output::Store(request) => match (store.execute(&request), request) {
-                        (Some(answer), _) => Input::Store(answer),
-                        (None, Request::Await { until, .. }) if until < now => Input::Store(Answer::Expired),
-                        (None, _) => continue,
-                    },
-                };
-                outputs[rank] = machines[rank].step(input, now);
+        let has_acted = |rank, plan, until, now| {
+            if rank == 0 {
+                return true;
             }
-            if outputs == before {
-                now += Duration::from_secs(1);
-            }
-        }
-        outputs.map(|output| match output {
-            Output::Done(end) => end.result,
-            _ => unreachable!(),
-        })
+            assert!(until >= now + Duration::from_secs(2) || acts_until.is_some());
+            let takes = if plan == 8 { wait } else { second };
+            let has_acted = now >= *acts_until.get_or_insert(now + takes);
+            acts_until = acts_until.filter(|_| !has_acted);
+            has_acted
+        };
+        drive(4, LONG, |_, _| (), has_acted).map(|end| end.result)
     };
     assert_eq!(results(Duration::from_secs(3)), [Ok(4), Ok(4)]);
     // The wait for the last outcomes ends too.

@@ -9,11 +9,8 @@ use std::{
 };
 
 use super::{
-    super::{
-        Absentee, Agreement, Ending, Failed, Failure, Gone, Input, Member, Memory, Object, Output, end_wait,
-        leave, place, run,
-    },
-    sum::{Sum, member_of},
+    super::{Absentee, Ending, Failed, Failure, Gone, Member, Object, end_wait, leave, place, run},
+    sum::{Sum, drive, member_of},
 };
 use crate::{
     store::{
@@ -190,33 +187,11 @@ fn invalid_members_are_rejected_at_once() {
 #[test]
 fn an_outcome_that_cannot_be_read_is_the_reason_of_a_failure() {
     use super::super::Request;
-    let (mut store, now) = (Memory::default(), Duration::ZERO);
-    let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 3, 0).unwrap();
-    let mut machines = [0, 1].map(machine);
-    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
-    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
-        for rank in 0..2 {
-            let input = match outputs[rank].clone() {
-                Output::Done(_) => continue,
-                Output::Act { .. } => Input::Acted(true),
-                Output::Store(mut request) => {
-                    match &mut request {
-                        Request::Post { key, value } if key.contains("outcomes") && rank == 1 => {
-                            value.clear()
-                        }
-                        _ => {}
-                    }
-                    match store.execute(&request) {
-                        Some(answer) => Input::Store(answer),
-                        None => continue,
-                    }
-                }
-            };
-            outputs[rank] = machines[rank].step(input, now);
-        }
-    }
-    for output in outputs {
-        let Output::Done(end) = output else { unreachable!() };
+    let clear = |rank, request: &mut Request| match request {
+        Request::Post { key, value } if key.contains("outcomes") && rank == 1 => value.clear(),
+        _ => {}
+    };
+    for end in drive(3, LONG, clear, |_, _, _, _| true) {
         let is_of_rank_1 = matches!(&end.result, Err(Ending::Failed(Failure::Unreadable { rank: 1, .. })));
         assert!(is_of_rank_1 && end.has_acted, "{end:?}");
     }

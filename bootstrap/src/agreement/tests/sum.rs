@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::{Absence, Absentee, Decision, Member, Protocol, Report};
+use super::super::{
+    Absence, Absentee, Agreement, Answer, Conclusion, Decision, Input, Member, Memory, Output, Protocol,
+    Report, Request,
+};
 use crate::wire;
 
 /// Each member contributes a number. A sum of 0 is refused. A sum of 1 is the result without an action. Every other sum
@@ -68,4 +71,47 @@ pub(super) fn why_key(name: &str, rank: u32) -> String {
 /// Returns the member `rank` of the agreement `sum`, whose members are the ranks 0 to `size - 1`.
 pub(super) fn member_of(rank: u32, size: u32, patience: Duration) -> Member {
     Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience, deadline: None }
+}
+
+/// Drives the two members of an agreement, which contribute `number` each and have this patience, and returns their
+/// ends. `change` may change the requests of a rank. `has_acted` gets a rank, its plan, the deadline of the action and
+/// the time, and returns whether the action has succeeded; it is called again until it has. A second passes whenever
+/// both members wait.
+pub(super) fn drive(
+    number: u64,
+    patience: Duration,
+    change: impl Fn(usize, &mut Request),
+    mut has_acted: impl FnMut(usize, u64, Duration, Duration) -> bool,
+) -> [Conclusion<Sum>; 2] {
+    let (mut store, mut now) = (Memory::default(), Duration::ZERO);
+    let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, patience), number, 0).unwrap();
+    let mut machines = [0, 1].map(machine);
+    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
+    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
+        let before = outputs.clone();
+        for rank in 0..2 {
+            let input = match outputs[rank].clone() {
+                Output::Done(_) => continue,
+                Output::Act { plan, until, .. } => {
+                    has_acted(rank, plan, until, now).then_some(Input::Acted(true))
+                }
+                Output::Store(mut request) => {
+                    change(rank, &mut request);
+                    let has_expired = matches!(request, Request::Await { until, .. } if until < now);
+                    let answer = store.execute(&request).or(has_expired.then_some(Answer::Expired));
+                    answer.map(Input::Store)
+                }
+            };
+            if let Some(input) = input {
+                outputs[rank] = machines[rank].step(input, now);
+            }
+        }
+        if outputs == before {
+            now += Duration::from_secs(1);
+        }
+    }
+    outputs.map(|output| match output {
+        Output::Done(end) => end,
+        _ => unreachable!(),
+    })
 }
