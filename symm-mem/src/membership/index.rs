@@ -1,7 +1,7 @@
 //! The published [`Table`] of a pool, and its [`Index`], which look-ups read.
 //!
-//! Getting the current index must cost much less than the search in it. So each thread caches the last few indexes that
-//! it has loaded. A look-up uses a cached index if the index has the pool's current version. An index contains only
+//! Getting the current index must cost much less than the search in it. So each thread caches the indexes of the
+//! last few pools for which it has loaded one. A look-up uses a cached index if the index has the pool's current version. An index contains only
 //! numbers, so a thread may cache it even after the pool is dropped.
 
 use std::{
@@ -103,16 +103,19 @@ impl IndexedSegments {
 pub(crate) struct Index {
     /// The version of the table that this index was made from. 0 if the index is not published.
     version: u64,
+    /// The version of the first index of the same pool, as the number of the pool.
+    pool: u64,
     groups: Vec<(GroupId, IndexedSegments)>,
     /// The segments for a group that is not in `groups`: none of them is committed.
     other_groups: IndexedSegments,
 }
 
 impl Index {
+    /// Makes an index that is the first one of its pool.
     pub(crate) fn of(table: &Table, version: u64) -> Self {
         let segments = |states| IndexedSegments::of(&table.ranges, states);
         let groups = table.groups.iter().map(|(id, states)| (*id, segments(states))).collect();
-        Self { version, groups, other_groups: segments(&SegmentStates::default()) }
+        Self { version, pool: version, groups, other_groups: segments(&SegmentStates::default()) }
     }
 
     /// Looks up the `bytes` bytes at `address` in `group`; see [`IndexedSegments::lookup`].
@@ -134,7 +137,7 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 /// The number of indexes that a thread caches.
 const CACHE_SLOTS: usize = 8;
 
-/// The indexes that a thread caches. The most recently loaded index comes first.
+/// The indexes that a thread caches, at most one for each pool. The most recently loaded index comes first.
 type CachedIndexes = [Option<Arc<Index>>; CACHE_SLOTS];
 
 thread_local! {
@@ -203,7 +206,8 @@ impl Published {
     /// concurrent update is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
-        self.index.store(Arc::new(Index::of(&table, version)));
+        let pool = self.index.load().pool;
+        self.index.store(Arc::new(Index { pool, ..Index::of(&table, version) }));
         self.table.store(Arc::new(table));
         // Store the version last, so that every thread that has read this version loads this index or a later one.
         self.version.store(version, Ordering::Release);
@@ -224,14 +228,18 @@ impl Published {
         })
     }
 
-    /// Loads the current index into `cached`, in place of the index that was loaded longest ago.
+    /// Loads the current index into `cached`, in place of an earlier index of this pool. If there is none, in place of
+    /// the index that was loaded longest ago.
     #[cold]
     fn load_index<'a>(&self, cached: &'a mut CachedIndexes) -> &'a Arc<Index> {
         // Registers this thread's destructor, which drops the cached indexes. Fails if the destructor has already run,
         // while the thread exits. Indexes that the thread caches after that are leaked.
         let _ = CLEAR_CACHE.try_with(|_| ());
-        cached.rotate_right(1);
-        cached[0].insert(self.index.load_full())
+        let index = self.index.load_full();
+        let is_of_pool = |other: &Option<Arc<Index>>| other.as_ref().is_some_and(|it| it.pool == index.pool);
+        let replaced = cached.iter().position(is_of_pool).unwrap_or(CACHE_SLOTS - 1);
+        cached[..=replaced].rotate_right(1);
+        cached[0].insert(index)
     }
 }
 
@@ -267,6 +275,22 @@ mod tests {
                 });
             });
         }
+    }
+
+    #[test]
+    fn new_indexes_of_one_pool_leave_those_of_others_in_the_cache() {
+        let [pool, other] = [(); 2].map(|()| Published::default());
+        thread::spawn(move || {
+            assert_eq!(found(&other, 0), None);
+            for ordinal in 0..2 * CACHE_SLOTS as u32 {
+                pool.store(pool.load_full().with_segment(ordinal, ordinal.into(), 1));
+                assert_eq!(found(&pool, ordinal.into()), Some(ordinal));
+            }
+            // One reference in `other`, one here, and one in the cache.
+            assert_eq!(Arc::strong_count(&other.index.load_full()), 3);
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
