@@ -1,4 +1,4 @@
-//! Waits for idle devices, with a time limit.
+//! Waits for the device, with a time limit.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -7,28 +7,35 @@ use cuda_driver::{
     graph::{RelaxedCapture, is_capturing},
 };
 
-/// Calls `then` once all work enqueued on the devices of `contexts` so far has completed. `Context::synchronize` has no
-/// time limit, so another thread waits and calls `then`. Returns true once `then` has returned, and false after `limit`:
-/// then the thread goes on, also while a stream captures, which no wait for the device may disturb. Returns the cause if
-/// the thread could not be started, or a wait failed. Then drops `then` without a call.
+/// Calls `then` once all work enqueued on the devices of `contexts` so far has completed, as [`after`] does. The wait
+/// goes on while a stream captures, because no wait for the device may disturb a capture.
 pub(crate) fn when_idle(
     contexts: Vec<Context>,
     limit: Duration,
     then: impl FnOnce() + Send + 'static,
 ) -> Result<bool, String> {
-    let (done, wait) = mpsc::channel();
-    let wait_all = move || {
-        let waited = contexts.iter().try_for_each(synchronize);
+    after(move || contexts.iter().try_for_each(synchronize), limit, then)
+}
+
+/// Calls `wait`, and then `then`, on another thread, because waits of the driver have no time limit. Returns true once
+/// `then` has returned, and false after `limit`: then the thread goes on. Returns the cause if the thread could not be
+/// started, or `wait` failed. Then drops `then` without a call.
+pub(crate) fn after(
+    wait: impl FnOnce() -> cuda_driver::Result<()> + Send + 'static,
+    limit: Duration,
+    then: impl FnOnce() + Send + 'static,
+) -> Result<bool, String> {
+    let (done, is_done) = mpsc::channel();
+    let run = move || {
+        let waited = wait();
         if waited.is_ok() {
             then();
         }
         let _ = done.send(waited.map_err(|error| error.to_string()));
     };
-    thread::Builder::new()
-        .name("symm-mem-idle".to_owned())
-        .spawn(wait_all)
-        .map_err(|error| error.to_string())?;
-    wait.recv_timeout(limit).map_or(Ok(false), |waited| waited.map(|()| true))
+    let thread = thread::Builder::new().name("symm-mem-idle".to_owned()).spawn(run);
+    thread.map_err(|error| error.to_string())?;
+    is_done.recv_timeout(limit).map_or(Ok(false), |waited| waited.map(|()| true))
 }
 
 fn synchronize(context: &Context) -> cuda_driver::Result<()> {

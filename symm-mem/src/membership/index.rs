@@ -1,8 +1,8 @@
 //! The published [`Table`] of a pool, and its [`Index`], which look-ups read.
 //!
-//! Getting the current index must cost much less than the search in it. So each thread caches the indexes of the
-//! last few pools for which it has loaded one. A look-up uses a cached index if the index has the pool's current version. An index contains only
-//! numbers, so a thread may cache it even after the pool is dropped.
+//! Getting the current index must cost much less than the search in it. So each thread caches the indexes of the last few
+//! pools for which it has loaded one. A look-up uses a cached index if the index has the pool's current version. An index
+//! contains only numbers, so a thread may cache it even after the pool is dropped.
 
 use std::{
     array,

@@ -3,7 +3,11 @@
 //! [buffer](crate::rendezvous::Buffer) or graph keeps its block, the block is freed at once, although work on its
 //! stream may still use the block. So the next user of the memory must wait for that work.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    thread,
+    time::Duration,
+};
 
 use cuda_driver::{
     Error, Event, Stream,
@@ -95,6 +99,29 @@ impl DroppedOn {
     /// has been capturing since before its last slice was dropped, or a driver call has failed.
     pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| stream.wait().is_ok())
+    }
+
+    /// Waits for the work that may use memory of dropped slices. If a stream has been capturing since before its last
+    /// slice was dropped, first waits until the capture is ended.
+    pub(super) fn wait_beyond_captures(&self) -> Result<(), Error> {
+        let wait = |stream: Arc<DroppedStream>| loop {
+            match stream.wait() {
+                Err(Error::WhileCapturing { .. } | Error::CaptureRace { .. }) => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                ended => return ended,
+            }
+        };
+        self.streams().into_iter().try_for_each(wait)
+    }
+
+    /// Returns whether a stream has been capturing since before its last slice was dropped.
+    pub(super) fn waits_for_capture(&self) -> bool {
+        self.streams().iter().any(|stream| stream.end().is_err())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
     }
 
     /// Returns whether `stream` can wait for the other streams of dropped slices. It cannot if one of them has been

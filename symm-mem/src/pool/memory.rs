@@ -14,11 +14,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use caching_alloc::core::symmetric::{Placed, Placement, SymmetricArena, SymmetricSegment};
@@ -33,7 +35,7 @@ use super::{
     attachments::Attachments,
     dropped::{Added, DroppedOn},
 };
-use crate::{agreement::PoolId, lock::lock};
+use crate::{agreement::PoolId, idle::after, lock::lock};
 
 /// The segments and blocks that one pin keeps allocated.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -56,6 +58,9 @@ pub(super) struct Pins {
     /// The blocks that are pinned, or have more than one owner.
     blocks: BTreeMap<Placement, BlockUses>,
 }
+
+/// The longest time that the drop of the memory waits for work that may use dropped slices.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.
 const FOR_GOOD: u64 = 0;
@@ -440,15 +445,28 @@ impl Drop for PoolMemory {
         if let Some(LockedState { arena, pins }) =
             self.locked.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
-            if pins.used.contains_key(&FOR_GOOD) || !self.dropped_on.wait() {
-                // A graph may be launched at any time, or work on the memory may still run. So the memory is never
-                // released.
-                return std::mem::forget(arena);
+            let arena = ManuallyDrop::new(arena);
+            if pins.used.contains_key(&FOR_GOOD) {
+                // A graph may be launched at any time. So the memory is never released.
+                return;
             }
-            // An error of the segments' source is ignored, because the release cannot be repeated.
-            let _ = arena.release();
-            // Blocks may have been used after the pool was dropped, so groups may have cached look-ups of this memory.
-            places_changed();
+            let attachments = ManuallyDrop::new(std::mem::take(&mut self.attachments));
+            let release = || {
+                // An error of the segments' source is ignored, because the release cannot be repeated.
+                let _ = ManuallyDrop::into_inner(arena).release();
+                drop(ManuallyDrop::into_inner(attachments));
+                // Blocks may have been used after the pool was dropped, so groups may have cached look-ups of this
+                // memory.
+                places_changed();
+            };
+            if self.dropped_on.is_empty() {
+                return release();
+            }
+            let dropped_on = std::mem::take(&mut self.dropped_on);
+            // The capture may be one of this thread, so a wait for its end would be in vain.
+            let limit = if dropped_on.waits_for_capture() { Duration::ZERO } else { PATIENCE };
+            // If the work cannot be waited for, it may still run. So the memory is never released.
+            let _ = after(move || dropped_on.wait_beyond_captures(), limit, release);
         }
     }
 }

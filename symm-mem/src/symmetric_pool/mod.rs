@@ -48,6 +48,12 @@ use crate::{
 /// The ranks of the domain must make the same requests (allocations, reservations and frees) in the same order. If they
 /// did not, `commit` reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the requests
 /// of two threads have no fixed order.
+///
+/// The memory is freed when the pool and all other owners are dropped: blocks, graphs that use the memory, and groups
+/// for which it was committed. The drop of the last owner, for example in
+/// [`destroy`](process_group::ProcessGroup::destroy) of a group, waits for work that may use dropped slices
+/// ([`alloc`](Self::alloc)), at most 10 s. If the work has not ended by then, or a slice was dropped while its stream
+/// was capturing and the capture is still open, the memory is freed in the background, once both have ended.
 pub struct SymmetricPool {
     memory: Arc<PoolMemory>,
     memberships: Memberships,
