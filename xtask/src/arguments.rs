@@ -111,7 +111,7 @@ fn command() -> Command {
             Command::new("mutants")
                 .about("Apply each patch that breaks a crate, and check that the tests detect it")
                 .arg(option("only", "NAME,…", "Only these patches: the names of their files without `.patch`").value_delimiter(',').action(ArgAction::Append))
-                .arg(option("package", "CRATE", "Only the patches of this crate").short('p')),
+                .arg(option("package", "CRATE", "Only the patches of this crate; those of symm-mem include memory-sharing, peer-kernels and symm-agreement").short('p')),
         )
         .subcommand(with_test_options(
             Command::new("sanitize").about("Run all tests under AddressSanitizer"),

@@ -68,6 +68,8 @@ struct Mutant {
     /// The crate, and the check that must find the bug.
     crate_name: &'static str,
     finder: Finder,
+    /// The folders of the crates that the patch changes.
+    folders: Vec<String>,
     /// The test that runs first.
     first: Option<String>,
     patch: PathBuf,
@@ -93,7 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     mutants.retain(|mutant| options.only.is_empty() || options.only.contains(&mutant.name));
     if let Some(package) = &options.package {
-        mutants.retain(|mutant| mutant.crate_name == *package);
+        mutants.retain(|mutant| mutant.crate_name == *package || mutant.folders.contains(package));
         ensure!(!mutants.is_empty(), "no patch breaks {package}");
     }
     let progress = Progress { total: mutants.len(), is_shown: std::io::stderr().is_terminal() };
@@ -185,7 +187,8 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
             None if first.is_some() => Finder::Tests,
             None => finder,
         };
-        mutants.push(Mutant { name, breaks, crate_name, finder, first, patch });
+        let folders = touched.iter().map(|folder| (*folder).to_owned()).collect();
+        mutants.push(Mutant { name, breaks, crate_name, finder, folders, first, patch });
     }
     mutants.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(mutants)

@@ -1,5 +1,5 @@
-//! `lockstep bench kernels`: times the collective kernels of symm-mem by size, eagerly and from a graph, beside NCCL's
-//! and PyTorch's.
+//! `lockstep bench kernels`: times the collective kernels of peer-kernels by size, eagerly and from a graph, beside
+//! NCCL's and PyTorch's.
 
 use anyhow::{Context as _, Result};
 use comfy_table::{CellAlignment, Table, presets};
@@ -41,7 +41,7 @@ struct Report {
     torch: Option<String>,
 }
 
-/// The kernels of symm-mem in one case, and the peers.
+/// The kernels of peer-kernels in one case, and the peers.
 #[derive(Debug, Serialize)]
 struct Row {
     collective: &'static str,

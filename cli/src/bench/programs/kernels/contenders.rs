@@ -1,4 +1,4 @@
-//! The kernels of symm-mem, and NCCL's with and without windows, each with a buffer of its own.
+//! The kernels of peer-kernels, and NCCL's with and without windows, each with a buffer of its own.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Times of the collective kernels of symm-mem by size, compared with NCCL's on the same devices. Checks the results.
+//! Times of the collective kernels of peer-kernels by size, compared with NCCL's on the same devices. Checks the
+//! results.
 //!
 //! `lockstep bench program kernels RANKS BYTES[,BYTES]...` measures a round for each length in the list. It prints the
 //! machine, and why a contender is left out. A round prints lines separated by tabs: collective, length and way of
