@@ -21,8 +21,8 @@ const PUBLISHED: [(&str, &[&str]); 13] = [
     ("caching-alloc", &[]),
     ("process-group", &[]),
     ("memory-sharing", &[]),
-    ("symm-agreement", &[]),
     ("peer-kernels", &["kernels/kernels.ptx.zst", "kernels/reduce.cu"]),
+    ("symm-agreement", &[]),
     ("symm-mem", &[]),
     ("cli", &["data/gpt2_train.trace.gz", "data/uplot/LICENSE", "peers/alloc_bench.cpp"]),
 ];
