@@ -34,8 +34,8 @@ pub struct PlainMemory {
 }
 
 impl PlainMemory {
-    /// The `bytes` bytes at `base`. Ranks of other processes can open them only if they are a whole allocation of
-    /// `cuMemAlloc`; otherwise the export fails.
+    /// The `bytes` bytes at `base`. For ranks of other processes, they must be a whole allocation of `cuMemAlloc`,
+    /// because the driver opens an allocation from its first byte.
     ///
     /// # Safety
     /// The bytes are memory of the device of `context`, and stay allocated until `owner` is dropped.

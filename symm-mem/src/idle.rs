@@ -7,8 +7,8 @@ use cuda_driver::{
     graph::{RelaxedCapture, is_capturing},
 };
 
-/// Calls `then` once all work enqueued on the devices of `contexts` so far has completed, as [`after`] does. The wait
-/// goes on while a stream captures, because no wait for the device may disturb a capture.
+/// Calls `then` once all work enqueued on the devices of `contexts` so far has completed, as [`after`] does. Before
+/// that, waits until no stream captures, because the wait for the device would invalidate a capture that it meets.
 pub(crate) fn when_idle(
     contexts: Vec<Context>,
     limit: Duration,

@@ -1,8 +1,8 @@
 //! The [zero-copy messages](super#zero-copy-messages) of a [lane](super::lane) that the sender copies into the
 //! receiver's buffer. For such a message, the receiver has offered its buffer. The sender takes the offer before it
-//! copies, unless the receiver withdraws the offer first ([claim](super::claim)). An abort gives these copies time to
-//! complete before it ends the streams' waits, because the receiver may reuse its buffer after its abort has returned.
-//! Messages that are not captured are *eager*.
+//! copies, unless the receiver withdraws the offer first ([claim](super::claim)). The receiver may reuse its buffer
+//! once its abort has returned. So an abort first gives these copies time to complete, and then ends the waits of the
+//! ranks' streams for each other. Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     /// Numbers of the eager messages, ascending. A stream of this rank has *passed* a message once it has executed this
-    /// rank's operations for the message. A passed message stays here until the next [`note`](Self::note).
+    /// rank's operations for the message. The next [`note`](Self::note) of an eager message removes passed messages.
     eager: VecDeque<u64>,
     /// Number of captured messages. They are not removed after a run, because their graphs may run again at any time.
     captured: usize,
@@ -48,14 +48,14 @@ impl Pushes {
     ///
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
     /// last one first. The sender may still copy a message if `is_taken` returns true for it:
-    /// - On the receiver, `is_taken` withdraws the message's offer, unless the sender has taken the offer. It returns
-    ///   false only if the offer is withdrawn.
+    /// - On the receiver, `is_taken` tries to withdraw the message's offer. It returns false if that succeeds, and true
+    ///   if the sender has taken the offer already.
     /// - On the sender, `is_taken` does nothing, and returns true.
     ///
     /// The sender takes offers in ascending order, and the receiver withdraws the last offer first. So the sender takes
-    /// no offer that follows a withdrawn one. If it did, its copy could begin too early: the receiver's stream signals
-    /// *ready* (the buffer may be written) for a withdrawn message too, and the eager messages of a lane share the word
-    /// of this signal.
+    /// no offer that follows a withdrawn one. If it did, its copy could begin too early. All eager messages of a lane
+    /// share the word *ready* (the buffer may be written), for which the copy waits. The receiver's stream sets this
+    /// word for a withdrawn message too.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

@@ -53,11 +53,11 @@
 //! With one stream, no other chunk is enqueued between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let s be the number of
-//! [slots](LaneSchedule::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2, because the last
-//! slot and the first one belong to the same stream.
+//! [slots](LaneSchedule::slots) that the call uses. If s is even, d is 1. If s is odd, d may be 2: the last
+//! and the first slot belong to one stream, so two of its chunks may come before the signal of the other one's chunk.
 //!
-//! If s is more than 2d, the waits form no cycle: each chunk depends only on earlier chunks. To see this, follow the
-//! waits back from the send of a chunk c:
+//! If s is more than 2d, the waits form no cycle: the send of a chunk depends only on sends of earlier chunks. To see
+//! this, follow the waits back from the send of a chunk c:
 //!
 //! 1. The sender waits until the slot of chunk c is empty. The slot's previous chunk was c − s. So the sender waits for
 //!    the receiver's signal of chunk c − s.

@@ -1,7 +1,7 @@
 //! Leases: how long a rank keeps its own memory for peers that have not closed it yet.
 //!
-//! In this file, "plan" stands for a [`Plan`](super::Plan), or for the transfers between the [regions](super::Regions)
-//! of this rank and one peer. So each peer of a set of regions has its own lease.
+//! In this file, "plan" stands for a [`Plan`](super::Plan), or for all transfers between this rank's
+//! [regions](super::Regions) and those of one peer. So each peer of a set of regions has its own lease.
 //!
 //! The peers of a plan access this rank's buffers and [signal slots](super::slots). A rank *closes* a plan after its
 //! program has dropped it: the rank closes (unmaps) the peers' memory that the plan uses, and reports this to the
@@ -34,8 +34,8 @@ pub enum LeaseState {
     Runs,
     /// All peers have closed the plan, possibly after the lease has expired.
     Over,
-    /// The lease has expired, or the deadline of [`Exchange::close`](super::Exchange::close) has passed, and some peers
-    /// have not closed the plan.
+    /// The lease has expired, and some peers have not closed the plan. After the deadline of
+    /// [`Exchange::close`](super::Exchange::close), the caller of [`Lease::step`] lets every lease expire.
     Overdue,
 }
 
@@ -68,7 +68,7 @@ impl Lease {
 /// memory.
 ///
 /// A set of regions has one such value for each of these peers, and the values share the memory. There can also be a
-/// value for an agreement that failed on this rank, if it may have succeeded on other members.
+/// value for a plan or regions that this rank failed to agree on, if the other ranks may have agreed on them.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,

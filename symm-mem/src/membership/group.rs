@@ -180,8 +180,8 @@ pub fn readiness(
     }
 }
 
-/// Returns the [`Object`] for an [agreement](bootstrap::agreement) of the members of `group` (a common decision, for
-/// example of a commit). Through it, the agreement learns that the group has ended, and then ends its waits for other
+/// Returns the [`Object`] for an [agreement](bootstrap::agreement), for example the one in which the members of `group`
+/// decide about a commit. Through it, the agreement learns that the group has ended, and then ends its waits for other
 /// members.
 pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
     GroupObject {

@@ -115,7 +115,7 @@ impl DroppedOn {
         self.streams().into_iter().try_for_each(wait)
     }
 
-    /// Returns whether a stream has been capturing since before its last slice was dropped.
+    /// Returns true if a stream has been capturing since before its last slice was dropped, or cannot be asked.
     pub(super) fn waits_for_capture(&self) -> bool {
         self.streams().iter().any(|stream| stream.end().is_err())
     }

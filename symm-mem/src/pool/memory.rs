@@ -59,7 +59,7 @@ pub(super) struct Pins {
     blocks: BTreeMap<Placement, BlockUses>,
 }
 
-/// The longest time that the drop of the memory waits for work that may use dropped slices.
+/// The longest time for which the drop of the memory blocks its thread, to wait for work that may use dropped slices.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.

@@ -119,10 +119,10 @@ impl SymmetricPool {
     /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also reports whether a block of
     /// this rank's pool contains any of these bytes.
     ///
-    /// Not collective. The members have agreed on the windows, so [`AccessPath::Window`] is the same on all of them.
-    /// For a buffer without a window, the path shows whether this rank's communicator has registered the buffer
-    /// ([`AccessPath::Registered`]) or not ([`AccessPath::Plain`]). A commit registers a segment on all members or on
-    /// none. So this path differs between members only in these cases:
+    /// Not collective. For a buffer in a window, the path is [`AccessPath::Window`]. For any other buffer, it shows
+    /// whether this rank's communicator has registered the buffer ([`AccessPath::Registered`]) or not
+    /// ([`AccessPath::Plain`]). A commit makes windows, or registers a segment, on all members or on none. So members
+    /// get different paths only in these cases:
     /// - The program itself has registered the buffer on some members.
     /// - The group is poisoned.
     /// - A commit or [retirement](SymmetricPool::retire) is in progress.
