@@ -18,7 +18,6 @@ use bootstrap::{
 use crate::{
     Export, OpeningOutcome, Shareable, Site,
     local_registry::{LocalRegistry, LocalToken},
-    open::member,
 };
 
 /// Tag of the first message on a connection of two processes. Every message must carry a file descriptor. This one only
@@ -224,6 +223,12 @@ impl Offer {
         }
         Ok(())
     }
+}
+
+/// Returns the member with the index `own`.
+pub(crate) fn member<'a, 'b>(own: usize, parties: &'a [Party<'b>]) -> Result<&'a Party<'b>, OpeningOutcome> {
+    let cause = || format!("the decision speaks of {} members, this is {own}", parties.len());
+    parties.get(own).ok_or_else(|| OpeningOutcome::Failed { cause: cause() })
 }
 
 /// Returns the exports whose file descriptors member `from` sends to member `to`, as indices into the exports of

@@ -15,7 +15,7 @@ use cuda_driver::{
 
 use crate::{
     Export, Handle, HostMemory, Imported, Offer, OpeningOutcome, Party, PeerHandle, Shareable, map,
-    offer::Exports,
+    offer::{Exports, member},
 };
 
 /// Exchanges file descriptors with the other members, and opens those [exports](Export) of the others that `wanted`
@@ -79,12 +79,6 @@ pub fn open_exports(
         }
     }
     Ok(opened)
-}
-
-/// Returns the member with the index `own`.
-pub(crate) fn member<'a, 'b>(own: usize, parties: &'a [Party<'b>]) -> Result<&'a Party<'b>, OpeningOutcome> {
-    let cause = || format!("the decision speaks of {} members, this is {own}", parties.len());
-    parties.get(own).ok_or_else(|| OpeningOutcome::Failed { cause: cause() })
 }
 
 /// Opens an allocation of another rank of this process.
