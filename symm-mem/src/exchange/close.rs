@@ -196,15 +196,7 @@ fn advance(
     }
     // Frees this rank's buffers that have no other owner.
     let may_wait = core.may_wait_when_freed();
-    free(core, may_wait).map(|core| (core, stage))
-}
-
-/// Drops `owner` and the memory that it owns, in a [quiet moment](quiet::try_quiesce) if freeing the memory `may_wait`
-/// for the device. Returns `owner` if there is no quiet moment now, or if another thread refers to it too: that thread
-/// must not be the one that frees the memory.
-fn free<T>(owner: Arc<T>, may_wait: bool) -> Option<Arc<T>> {
-    let moment = may_wait.then(quiet::try_quiesce);
-    if matches!(moment, Some(None)) { Some(owner) } else { Arc::try_unwrap(owner).err() }
+    quiet::free(core, may_wait).map(|core| (core, stage))
 }
 
 /// For regions, first tells the peer that this rank sends no further
@@ -251,19 +243,4 @@ fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, past_deadline: boo
         let _ = store.delete(&key(peer));
     }
     lease.step(&closed, if past_deadline { Duration::MAX } else { shared.closer.begun.elapsed() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_of_a_plan_that_another_thread_uses_is_freed_later() {
-        let (plan, watched) = (Arc::new(()), Arc::new(()));
-        let used = watched.clone();
-        assert!(free(plan, false).is_none(), "no other thread uses it");
-        let kept = free(watched, false).expect("another thread uses it");
-        drop(used);
-        assert!(free(kept, false).is_none());
-    }
 }

@@ -197,13 +197,9 @@ impl Core {
             if is_shared(&memory) {
                 return None;
             }
-            let moment = memory.may_wait_when_closed().then(quiet::try_quiesce);
-            if matches!(moment, Some(None)) {
-                return Some(memory);
-            }
-            // Closes the memory if this is the last reference. An agreement under way may hold another reference, and a
-            // new agreement can take one at any time. So one operation both checks and removes the reference.
-            Arc::try_unwrap(memory).err()
+            // An agreement under way may hold another reference, and a new agreement can take one at any time.
+            let may_wait = memory.may_wait_when_closed();
+            quiet::free(memory, may_wait)
         };
         let open = std::mem::take(&mut *self.imports());
         let left: Vec<Arc<Imported>> = open.into_iter().filter_map(close).collect();

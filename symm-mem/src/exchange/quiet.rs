@@ -22,7 +22,7 @@
 //! ([`Exchange::close`](super::Exchange::close) waits for that).
 
 use std::sync::{
-    PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -60,6 +60,14 @@ pub(super) fn try_quiesce() -> Option<RwLockWriteGuard<'static, ()>> {
     (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(gate)
 }
 
+/// Drops `owner` and the memory that it owns, in a quiet moment if freeing the memory `may_wait` for the device. Returns
+/// `owner` if there is no quiet moment now, or if another reference to it exists: its holder must not be the one that
+/// frees the memory. One operation both checks for other references and removes this one.
+pub(super) fn free<T>(owner: Arc<T>, may_wait: bool) -> Option<Arc<T>> {
+    let moment = may_wait.then(try_quiesce);
+    if matches!(moment, Some(None)) { Some(owner) } else { Arc::try_unwrap(owner).err() }
+}
+
 #[cfg(test)]
 mod tests {
     use rusty_fork::rusty_fork_test;
@@ -79,5 +87,15 @@ mod tests {
             drop(closing);
             assert!(try_quiesce().is_some());
         }
+    }
+
+    #[test]
+    fn memory_of_a_plan_that_another_thread_uses_is_freed_later() {
+        let (plan, watched) = (Arc::new(()), Arc::new(()));
+        let used = watched.clone();
+        assert!(free(plan, false).is_none(), "no other thread uses it");
+        let kept = free(watched, false).expect("another thread uses it");
+        drop(used);
+        assert!(free(kept, false).is_none());
     }
 }
